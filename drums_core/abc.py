@@ -1,0 +1,206 @@
+"""What plugins implement and what they are handed. Everything here is public.
+
+Hooks register factories; these objects do the work, with async methods that the core runs in its nurseries.
+A gate reads the host's side only (proc, cgroup files, netlink, the layers): nothing that the agent can write
+decides it. Constructors do no I/O. One gate object serves all desktops of a host, concurrently: keep no
+per-desktop state on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import attrs
+
+from drums_core.model import (
+    DesktopEvent,
+    Finding,
+    Json,
+    Limits,
+    Phase,
+    ProcessIdentity,
+    SetupStep,
+    Task,
+)
+
+
+@runtime_checkable
+class CgroupView(Protocol):
+    """A desktop's cgroup as the kernel shows it."""
+
+    @property
+    def paths(self) -> Sequence[Path]:
+        """Its directories: one on version 2, one per controller on version 1."""
+
+    def members(self) -> Mapping[Path, frozenset[int]]:
+        """Host pids of every directory's `cgroup.procs` (thread group leaders; zombies left out)."""
+
+    def read_limits(self) -> Limits:
+        """The limits as the kernel reads them back."""
+
+    def oom_kills(self) -> int:
+        """How many processes the out-of-memory killer has taken in it."""
+
+
+class GuestProbe(Protocol):
+    """Asking the guest server over the path that clients use."""
+
+    async def health(self) -> None:
+        """One challenge to the guest server.
+
+        Raises:
+            GuestError: no answer, a wrong one, or one that does not prove knowledge of the desktop's secret.
+        """
+
+
+@attrs.frozen
+class DesktopView:
+    """What a gate may look at: one desktop, from the host.
+
+    Args:
+        slot: the slot's id.
+        pid1: host pid of the desktop's init.
+        root: the desktop's file tree as mounted on the host; never follow a link in it.
+        home: the home directory relative to `root`.
+        cgroup: the desktop's cgroup.
+        limits: the limits asked for.
+        namespaces: inode of each namespace of the desktop by kind (pid, mnt, net, ipc, uts, user, time).
+        others: slot id -> such a mapping, of every other desktop alive on this host.
+        init_argv: the command line that the desktop's init was started with.
+        restored: the processes that the restore made, read before their first instruction (empty at a dump).
+        guest: the guest server.
+        ready_limit_s: seconds within which the guest server must answer.
+    """
+
+    slot: str
+    pid1: int
+    root: Path
+    home: str
+    cgroup: CgroupView
+    limits: Limits
+    namespaces: Mapping[str, int]
+    others: Mapping[str, Mapping[str, int]]
+    init_argv: tuple[str, ...]
+    restored: tuple[ProcessIdentity, ...]
+    guest: GuestProbe
+    ready_limit_s: float
+
+
+class Gate(Protocol):
+    """A check of a restored desktop, with what it recorded when the desktop was frozen."""
+
+    phase: Phase
+    records: bool  # whether `record` gives evidence without which `check` fails
+
+    async def record(self, view: DesktopView) -> Json:
+        """Evidence of a frozen desktop, normalised; called only where `records` is true. May raise: the dump fails."""
+
+    async def check(self, view: DesktopView, evidence: Json) -> Finding:
+        """Whether the desktop equals the evidence. Raising, or taking too long, counts as a failure."""
+
+
+class EventGate(Protocol):
+    """A gate that is added as failed when something happens."""
+
+    phase: Phase  # Phase.EVENT
+
+    def judge(self, event: DesktopEvent) -> Finding | None:
+        """A failed finding when the event breaks this gate, else None. Must not block."""
+
+
+@attrs.frozen
+class CommandResult:
+    """What a command in the desktop did. `output` and `error` are its streams, decoded with replacement."""
+
+    returncode: int
+    output: str
+    error: str
+
+
+class StepContext(Protocol):
+    """What a set-up step may do to its desktop. Everything acts as the agent's user, uid 1000."""
+
+    screen: tuple[int, int]  # width and height in pixels
+
+    async def execute(
+        self, command: str | Sequence[str], *, shell: bool = False, timeout_s: float = 120.0
+    ) -> CommandResult:
+        """Run a command to its end.
+
+        A command that calls `sudo` gets one for its duration: only sudo's operand runs as root, entered from the
+        host as trusted provisioning.
+
+        Raises:
+            GuestError: the desktop could not be asked (not: a command that failed).
+        """
+
+    async def launch(self, command: str | Sequence[str], *, shell: bool = False) -> None:
+        """Start a program and leave it running."""
+
+    def note(self, text: str) -> None:
+        """Record something that the episode's reader should know (a non-zero exit, say)."""
+
+
+class Step(Protocol):
+    """One type of set-up step."""
+
+    def parse(self, parameters: Mapping[str, Json]) -> object:
+        """Check the parameters of a task's step; raises `ConfigError` with the path of each fault."""
+
+    async def run(self, context: StepContext, parameters: object) -> None:
+        """Carry the step out; raises `SetupFailed` or `GuestError` when the task cannot be right without it."""
+
+
+@attrs.frozen
+class CheckContext:
+    """What a checker is given to score the final desktop.
+
+    Args:
+        task: the task; deep-copied, so that a checker that changes it changes nothing else.
+        last_action: the agent's last action as a string (`WAIT`, `DONE`, `FAIL` or code), None when there was none.
+        serve_guest: serve the desktop's guest server on a listening socket's descriptor (which it takes over) until
+            cancelled: every request is passed on with the desktop's secret added. Used for a worker process that
+            has no other network. Its result is never awaited for; see `transport_failures`.
+        transport_failures: lines about requests that could not be answered; a score must be withheld when there are any.
+        run_steps: carry out set-up steps (an evaluator's `postconfig`).
+        scratch: an empty directory for this check on the host, removed afterwards.
+    """
+
+    task: Task
+    last_action: str | None
+    serve_guest: Callable[[int], Awaitable[None]]
+    transport_failures: list[str]
+    run_steps: Callable[[Sequence[SetupStep]], Awaitable[None]]
+    scratch: Path
+
+
+class Checker(Protocol):
+    """Scores a task's final desktop."""
+
+    def claims(self, evaluator: Mapping[str, Json]) -> bool:
+        """Whether this checker is the one for such an evaluator."""
+
+    def validate(self, task: Task) -> None:
+        """Refuse at create what could not be checked later (`VerifierNotFound`, `ConfigError`)."""
+
+    def provenance(self, task: Task) -> Mapping[str, Json]:
+        """What the reward says about this checker: its package, version, file hash."""
+
+    async def check(self, context: CheckContext) -> float:
+        """The score.
+
+        Raises:
+            CheckerError: the checker failed, or the desktop could not be asked: there is no score.
+        """
+
+
+class Catalogue(Protocol):
+    """A source of tasks."""
+
+    def tasks(self) -> Sequence[Task]:
+        """All tasks, in a fixed order."""
+
+    def find(self, prefix: str) -> Task:
+        """The task with this id or unique prefix of 8 or more characters; raises `TaskNotFound`, `ConfigError`."""

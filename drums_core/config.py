@@ -1,0 +1,95 @@
+"""A host's configuration: a TOML file, then `DRUMS_…` environment variables, then what the caller passes."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import cattrs
+from cattrs import transform_error
+
+from drums.errors import ConfigError
+from drums_core.model import Limits
+
+DEFAULT_STATE_DIR = Path("/var/lib/drums")
+
+
+@attrs.frozen
+class HostConfig:
+    """What `open_host` needs to know.
+
+    Args:
+        state_dir: images, checkpoints, slots and CRIU live here; ext4, xfs or btrfs, not an overlay.
+        image: the image that `create` takes when none is named.
+        max_slots: how many desktops may live at once; more raise `CapacityExhausted`.
+        default_ttl_s: seconds that a desktop lives unless its creator says otherwise; None is unlimited.
+        allow_unlimited_ttl: whether a creator may ask for `ttl=None`.
+        limits: what each desktop may use.
+        ready_limit_s: seconds within which a restored desktop's guest server must answer.
+        settle_s: seconds after ready at which `alive_after_resume` looks; the specification says 5.
+        gate_timeout_s: seconds that one gate may take.
+        criu_timeout_s: seconds that CRIU may be silent during a dump or a restore.
+        osworld: an OSWorld checkout's folder (the one that holds `evaluation_examples`), or None.
+        extra_required_gates: gates that must pass besides those of the specification.
+        checker_timeout_s: seconds that a checker may take.
+    """
+
+    state_dir: Path = DEFAULT_STATE_DIR
+    image: str = "minimal"
+    max_slots: int = attrs.field(default=32, validator=attrs.validators.ge(1))
+    default_ttl_s: float | None = 3600.0
+    allow_unlimited_ttl: bool = True
+    limits: Limits = attrs.field(factory=Limits)
+    ready_limit_s: float = 30.0
+    settle_s: float = attrs.field(default=5.0, validator=attrs.validators.ge(5.0))
+    gate_timeout_s: float = 30.0
+    criu_timeout_s: float = 60.0
+    osworld: Path | None = None
+    extra_required_gates: tuple[str, ...] = ()
+    checker_timeout_s: float = 300.0
+
+
+_SCALARS = {"state_dir", "image", "max_slots", "osworld", "default_ttl_s"}
+
+
+def load_config(path: Path | None = None, *, environ: Mapping[str, str] | None = None, **overrides: Any) -> HostConfig:
+    """The configuration of this host.
+
+    Args:
+        path: a TOML file; None reads `/etc/drums/drums.toml` if it is there.
+        environ: the environment; `DRUMS_STATE_DIR`, `DRUMS_OSWORLD` and the like win over the file.
+        overrides: win over both; a value of None is as if it were not given.
+
+    Raises:
+        ConfigError: an unknown key or a wrong value, with the path of each.
+    """
+    document: dict[str, Any] = {}
+    source = path or Path("/etc/drums/drums.toml")
+    if path is not None or source.exists():
+        try:
+            document = tomllib.loads(source.read_text())
+        except (OSError, tomllib.TOMLDecodeError) as e:
+            raise ConfigError(f"configuration {str(source)!r} cannot be read: {e}", path="$") from e
+    for key in _SCALARS:
+        value = (os.environ if environ is None else environ).get(f"DRUMS_{key.upper()}")
+        if value:
+            document[key] = value
+    document.update({k: v for k, v in overrides.items() if v is not None})
+    for key in ("state_dir", "osworld"):
+        if isinstance(document.get(key), Path):
+            document[key] = str(document[key])
+    converter = cattrs.Converter(forbid_extra_keys=True)
+    try:
+        config = converter.structure(document, HostConfig)
+    except (cattrs.BaseValidationError, ValueError) as e:
+        faults = transform_error(e) if isinstance(e, cattrs.BaseValidationError) else [str(e)]
+        raise ConfigError(f"configuration is wrong: {'; '.join(faults)}", path="$", faults=faults) from e
+    return attrs.evolve(
+        config,
+        state_dir=config.state_dir.absolute(),
+        osworld=config.osworld.absolute() if config.osworld else None,
+    )

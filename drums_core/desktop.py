@@ -1,0 +1,466 @@
+"""One living desktop: restored (or booted), judged while it is held, dumped, and torn down.
+
+A `Desktop` is one tree of processes with its files, cgroup and namespaces. A slot has one at a time; a reset
+replaces it. Resources are released in the reverse order of how they were taken, by `stop`, whatever happened.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+import attrs
+import structlog
+import trio
+
+from drums.errors import DesktopError, DumpError, GuestError, RestoreError
+from drums_core.abc import DesktopView
+from drums_core.boot import INIT_ARGV, boot
+from drums_core.checkpoint import UPPER, Checkpoint
+from drums_core.durable import take_lock, write_json
+from drums_core.episode import Episode
+from drums_core.evidence.processes import descends_from, namespace_inodes, processes_in_pidns, read_processes
+from drums_core.guest_client import GuestClient
+from drums_core.model import Json, Limits, Phase, ProcessIdentity
+from drums_core.provisioning import Provisioner
+from drums_core.services import Interposition, Services
+from drums_core.sys.cgroups import Cgroup, create_cgroup
+from drums_core.sys.criu import dump, hold_restore
+from drums_core.sys.file_locks import reapply_locks
+from drums_core.sys.inside import open_namespace
+from drums_core.sys.overlay import Layer, mount_overlay
+from drums_core.sys.removal import open_beneath, remove_tree, unmount_below
+from drums_core.sys.userns import FIRST_ID
+
+_log = structlog.get_logger("drums.desktop")
+HOME = "home/user"
+SECRET_FILE = "run/drums-guest/secret"
+DUMP_DEADLINE_S = 120.0
+STOP_DEADLINE_S = 30.0
+_INOTIFY_LOST = "error parsing [inotify"
+
+
+async def in_thread(work: Callable[..., object], *args: object) -> object:
+    """Run blocking work in a thread; not abandoned on cancellation, because it changes the host."""
+    return await trio.to_thread.run_sync(work, *args)
+
+
+@attrs.define(eq=False)
+class Desktop:
+    """One tree of processes with its files, cgroup and namespaces.
+
+    Args:
+        services: what the host's parts share.
+        slot: the slot's id; names its folder and cgroup.
+        limits: what it may use.
+    """
+
+    services: Services
+    slot: str
+    limits: Limits
+    pid1: int = 0
+    pid1_start: int = 0
+    guest: GuestClient | None = None
+    namespaces: Mapping[str, int] = attrs.field(factory=dict)
+    checkpoint: Checkpoint | None = None
+    damaged: str = ""  # why its processes cannot be trusted any more
+    ready_at: float = 0.0
+    layers: Sequence[Layer] = ()
+    restored: tuple[ProcessIdentity, ...] = ()
+    _cgroup: Cgroup | None = None
+    _releases: list[tuple[str, Callable[[], Awaitable[None]]]] = attrs.field(factory=list)
+    _stopping: bool = False
+
+    # --- places
+
+    @property
+    def folder(self) -> Path:
+        """Its folder on the host."""
+        return self.services.slots_dir / self.slot
+
+    @property
+    def root(self) -> Path:
+        """Its file tree on the host."""
+        return self.folder / "merged"
+
+    @property
+    def cgroup(self) -> Cgroup:
+        """Its cgroup."""
+        if self._cgroup is None:
+            raise DesktopError(f"desktop {self.slot!r} has no cgroup: it is not started")
+        return self._cgroup
+
+    @property
+    def provisioner(self) -> Provisioner:
+        """Root's entrance from the host."""
+        return Provisioner(self.pid1, self.cgroup)
+
+    def view(self) -> DesktopView:
+        """What gates may look at."""
+        guest = self.guest
+        assert guest is not None
+        return DesktopView(
+            slot=self.slot,
+            pid1=self.pid1,
+            root=self.root,
+            home=HOME,
+            cgroup=self.cgroup,
+            limits=self.limits,
+            namespaces=self.namespaces,
+            others=self.services.namespaces_of_others(self.slot),
+            init_argv=INIT_ARGV,
+            restored=self.restored,
+            guest=guest,
+            ready_limit_s=self.services.config.ready_limit_s,
+        )
+
+    # --- starting
+
+    async def _prepare(self, layers: Sequence[Layer], upper_like: Path | None) -> None:
+        """Folder, layers and cgroup; each with its release."""
+        self.layers = layers
+        self._releases.append(("folder", self._remove_folder))
+        await in_thread(self._make_folder, upper_like)
+        self._releases.append(("cgroup", self._remove_cgroup))
+        self._cgroup = create_cgroup(self.slot)
+        self._cgroup.write_limits(self.limits, cpu=False)
+        await in_thread(
+            mount_overlay, self.root, layers, self.folder / UPPER, self.folder / "work", self.services.idmap_fd
+        )
+        if upper_like is not None:
+            info = os.stat(upper_like)
+            os.utime(self.root, ns=(info.st_atime_ns, info.st_mtime_ns))
+
+    def _make_folder(self, upper_like: Path | None) -> None:
+        self.folder.mkdir(mode=0o711)  # its own root passes through
+        # Held by this process for as long as the desktop lives: a folder whose lock is free is a leftover.
+        lock = take_lock(self.folder / "owner.lock")
+
+        async def unlock() -> None:
+            os.close(lock)
+
+        self._releases.insert(0, ("lock", unlock))
+        for name in (UPPER, "work", "merged", "log"):
+            (self.folder / name).mkdir()
+        for name in (UPPER, "work"):
+            os.chown(self.folder / name, FIRST_ID, FIRST_ID)
+        os.chmod(self.folder / UPPER, 0o755)
+        if upper_like is not None:
+            info = os.stat(upper_like)
+            os.chown(self.folder / UPPER, info.st_uid, info.st_gid)
+            os.chmod(self.folder / UPPER, info.st_mode & 0o7777)
+
+    def _adopt_pid1(self, pid: int) -> None:
+        self.pid1 = pid
+        self.pid1_start = read_processes([pid])[0].start_ticks if read_processes([pid]) else 0
+        write_json(self.folder / "slot.json", {"slot": self.slot, "pid1": pid, "start": self.pid1_start})
+
+    def _connect(self) -> None:
+        """Namespaces by descriptor, and a secret of its own."""
+        netns = open_namespace(self.pid1, "net")
+
+        async def close_netns() -> None:
+            os.close(netns)
+
+        self._releases.append(("network namespace", close_netns))
+        self.namespaces = namespace_inodes(self.pid1)
+        self.guest = GuestClient(netns, secrets.token_hex(32))
+
+    def _write_secret(self) -> None:
+        """Overwrite the guest server's secret in place; no file is created through the desktop's root."""
+        assert self.guest is not None
+        root = os.open(f"/proc/{self.pid1}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fd = open_beneath(root, SECRET_FILE, os.O_WRONLY)
+        finally:
+            os.close(root)
+        try:
+            os.pwrite(fd, self.guest.secret.encode(), 0)
+        finally:
+            os.close(fd)
+
+    async def _interpose(self, point: str) -> None:
+        if self.services.interposer is not None:
+            await self.services.interposer(
+                Interposition(point, self.slot, self.pid1, self.root, tuple(self.cgroup.paths))
+            )
+
+    async def start_from(self, checkpoint: Checkpoint, image_layer: Layer, episode: Episode) -> None:
+        """Restore a checkpoint, judge it while it is held, let it go, and wait until it is ready.
+
+        Gates that fail do not raise: they make the episode invalid.
+
+        Raises:
+            RestoreError: CRIU, or drums' own repair of lost locks, failed.
+            CheckpointError, OSError: something could not be made.
+
+        Cancellation: the caller calls `stop`, which leaves nothing behind.
+        """
+        services = self.services
+        self.checkpoint = checkpoint
+        services.store.acquire(checkpoint)
+        self._releases.append(("checkpoint", self._release_checkpoint))
+        upper_like = services.store.path / checkpoint.manifest.layers[0] / UPPER
+        await self._prepare([*services.store.layers(checkpoint), image_layer], upper_like)
+        evidence = await trio.to_thread.run_sync(checkpoint.evidence)
+        self._releases.append(("processes", self._kill))
+
+        async def at_post_restore() -> None:
+            self._connect()
+            await self._interpose("rebuilt")
+            await self._put_locks_back(checkpoint.images)
+            await self._interpose("restored")
+            episode.add(await services.gates.check(Phase.RESTORED, self.view(), evidence))
+
+        async with hold_restore(
+            services.criu,
+            images=checkpoint.images,
+            work=self.folder / "log",
+            root=self.root,
+            dev=services.dev,
+            cgroup_paths=self.cgroup.paths,
+            kdat_dir=services.kdat_dir,
+            timeout_s=services.config.criu_timeout_s,
+            on_pid1=self._adopt_pid1,
+            at_post_restore=at_post_restore,
+        ) as held:
+            # CRIU sits in the desktop's cgroup; frozen with it, it could never finish. Frozen without it, the
+            # desktop stays stopped even if CRIU dies.
+            self.cgroup.evict(held.criu_pid)
+            await in_thread(self.cgroup.freeze)
+            self.cgroup.write_limits(self.limits)
+            self._write_secret()
+            self.restored = tuple(await trio.to_thread.run_sync(read_processes, sorted(self.cgroup.pids())))
+            services.watcher.drain()
+            services.watcher.track(self.slot, self.restored)
+            await self._interpose("pre_resume")
+            episode.add(await services.gates.check(Phase.PRE_RESUME, self.view(), evidence))
+            await held.release()
+        await in_thread(self.cgroup.thaw)
+        await self._interpose("resumed")
+        episode.add(await services.gates.check(Phase.READY, self.view(), evidence))
+        self.ready_at = time.monotonic()
+        await self._interpose("ready")
+
+    async def _put_locks_back(self, images: Path) -> None:
+        """CRIU loses POSIX locks on files that their process has mapped; see docs/adr/0002-put-back-posix-locks.md."""
+        pids = await trio.to_thread.run_sync(processes_in_pidns, self.namespaces["pid"])
+        try:
+            put_back = await trio.to_thread.run_sync(reapply_locks, images, pids)
+        except (OSError, RuntimeError, ValueError) as e:
+            raise RestoreError(f"locks that CRIU lost could not be put back: {e}") from e
+        if put_back:
+            _log.info("locks put back", slot=self.slot, count=len(put_back))
+
+    async def settle(self, episode: Episode, evidence: Mapping[str, Json]) -> None:
+        """Wait out the settling time and judge what needs it."""
+        await trio.sleep(max(0.0, self.ready_at + self.services.config.settle_s - time.monotonic()))
+        await self._interpose("settled")
+        self.services.watcher.drain()
+        episode.add(await self.services.gates.check(Phase.SETTLED, self.view(), evidence))
+
+    async def start_booted(self, image_layer: Layer, *, timeout_s: float = 120.0) -> None:
+        """Boot an image; returns when the guest server answers.
+
+        Raises:
+            DesktopError: init could not be started, or nothing answered in time.
+        """
+        await self._prepare([image_layer], None)
+        self._releases.append(("processes", self._kill))
+        helper, pid = await boot(self.root, self.services.dev, self.cgroup)
+        self.cgroup.evict(helper.pid)  # it joined so that init was born there
+
+        async def reap_helper() -> None:
+            await helper.wait()
+
+        # Init's parent ends when init does, so it is waited for after the kill, which is released first.
+        self._releases.insert(len(self._releases) - 1, ("boot helper", reap_helper))
+        self._adopt_pid1(pid)
+        self._connect()
+        self.cgroup.write_limits(self.limits)
+        with trio.move_on_after(timeout_s) as scope:
+            while True:
+                try:
+                    self._write_secret()
+                    assert self.guest is not None
+                    await self.guest.health()
+                    return
+                except (OSError, GuestError) as e:
+                    problem = e
+                await trio.sleep(0.05)
+        assert scope.cancelled_caught
+        raise DesktopError(f"the booted desktop's guest server did not answer within {timeout_s:g} s: {problem}")
+
+    def evidence(self) -> dict[str, Json]:
+        """The evidence of the checkpoint that it was restored from. Blocks."""
+        return {} if self.checkpoint is None else self.checkpoint.evidence()
+
+    def track_processes(self) -> None:
+        """Follow processes that entered from the host and stayed; their forks were not seen from their start."""
+        self.services.watcher.drain()
+        self.services.watcher.track(self.slot, read_processes(sorted(self.cgroup.pids())))
+
+    # --- dumping
+
+    async def dump(self, **facts: Json) -> Checkpoint:
+        """Freeze it, dump it with its evidence, and let it run on.
+
+        Args:
+            facts: the manifest's fields that the desktop does not know (name, kind, image, task, …).
+
+        Raises:
+            DumpError: nothing is left of the attempt; `.interrupted` says that the desktop itself may be damaged.
+
+        Cancellation: not in the middle (a killed CRIU can damage the source); the attempt is bounded in time, and
+        thrown away afterwards.
+        """
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + DUMP_DEADLINE_S) as scope:
+            return await self._dump_retrying(facts)
+        assert scope.cancelled_caught
+        self.damaged = f"a dump did not end within {DUMP_DEADLINE_S:g} s"
+        raise DumpError(f"dump of desktop {self.slot!r} did not end within {DUMP_DEADLINE_S:g} s", interrupted=True)
+
+    async def _dump_retrying(self, facts: Mapping[str, Json]) -> Checkpoint:
+        try:
+            return await self._dump_once(facts)
+        except DumpError as e:
+            if _INOTIFY_LOST not in str(e.facts.get("log_excerpt", "")):
+                raise
+        # Memory pressure evicted the directory entry of a watched path, and its handle with it. Looking every
+        # path up brings the entries back (docs/adr/0001-hold-restores.md).
+        await trio.to_thread.run_sync(_look_up_everything, self.root)
+        return await self._dump_once(facts)
+
+    async def _dump_once(self, facts: Mapping[str, Json]) -> Checkpoint:
+        services = self.services
+        store = services.store
+        outsiders = await trio.to_thread.run_sync(self._outsiders)
+        if outsiders:
+            raise DumpError(
+                f"desktop {self.slot!r} has processes that do not descend from its init and would be lost: {outsiders}",
+                interrupted=False,
+            )
+        identity, folder = store.begin()
+        try:
+
+            async def while_frozen() -> None:
+                await self._interpose("frozen")
+                evidence = await services.gates.record(self.view())
+                write_json(folder / "evidence.json", evidence)
+                await self._copy_upper(folder / UPPER)
+
+            try:
+                await dump(
+                    services.criu,
+                    pid=self.pid1,
+                    images=folder / "criu",
+                    root=self.root,
+                    kdat_dir=services.kdat_dir,
+                    timeout_s=services.config.criu_timeout_s,
+                    while_frozen=while_frozen,
+                )
+            except DumpError as e:
+                if e.facts.get("interrupted"):
+                    self.damaged = f"a dump broke off: {e.message}"
+                raise
+            layers = [identity, *(self.checkpoint.manifest.layers if self.checkpoint else ())]
+            fields = {"base": identity, "init_argv": INIT_ARGV, "layers": tuple(layers), **facts}
+            return await trio.to_thread.run_sync(lambda: store.finish(folder, **fields))
+        except OSError as e:
+            await in_thread(remove_tree, folder)
+            raise DumpError(f"dump of desktop {self.slot!r} failed: {e}", interrupted=bool(self.damaged)) from e
+        except BaseException:
+            await in_thread(remove_tree, folder)
+            raise
+
+    def _outsiders(self) -> list[str]:
+        pids = self.cgroup.pids()
+        inside = descends_from(self.pid1, sorted(pids))
+        return [f"{p.command!r} ({p.inner_pid})" for p in read_processes(sorted(pids - set(inside)))]
+
+    async def _copy_upper(self, target: Path) -> None:
+        # cp knows whiteouts, opaque folders' xattrs, holes and hard links; a hard-linked copy would change with its source.
+        done = await trio.run_process(
+            ["cp", "-a", "--preserve=all", "--reflink=auto", str(self.folder / UPPER), str(target)],
+            check=False,
+            capture_stderr=True,
+            env={"LC_ALL": "C", "PATH": "/usr/bin:/bin"},
+        )
+        if done.returncode:
+            raise DumpError(
+                f"the file layer of desktop {self.slot!r} could not be copied: {(done.stderr or b'').decode(errors='replace').strip()[-500:]}",
+                interrupted=False,
+            )
+
+    # --- stopping
+
+    async def stop(self) -> None:
+        """Tear it down: no process, mount, namespace, cgroup or file is left. Twice is once.
+
+        Raises:
+            DesktopError: something could not be removed; what could be, was.
+        """
+        problems: list[str] = []
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + STOP_DEADLINE_S) as scope:
+            self.services.watcher.untrack(self.slot)
+            while self._releases:
+                what, release = self._releases.pop()
+                try:
+                    await release()
+                except OSError as e:
+                    problems.append(f"{what}: {e}")
+        if scope.cancelled_caught:
+            problems.append(f"not done within {STOP_DEADLINE_S:g} s")
+        if problems:
+            raise DesktopError(f"desktop {self.slot!r} could not be removed whole: {'; '.join(problems)}")
+
+    async def _kill(self) -> None:
+        if self.pid1:
+            try:
+                os.kill(self.pid1, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # already reaped: our own child, so its pid cannot be another's before that
+        self.cgroup.kill()
+        await in_thread(self.cgroup.thaw)
+        while self.cgroup.pids():
+            self.cgroup.kill()
+            await trio.sleep(0.005)
+        if self.pid1:
+            await self._reap()
+
+    async def _reap(self) -> None:
+        while True:
+            try:
+                if os.waitpid(self.pid1, os.WNOHANG)[0]:
+                    return
+            except ChildProcessError:
+                return  # booted: the helper is its parent
+            await trio.sleep(0.002)
+
+    async def _remove_cgroup(self) -> None:
+        while self._cgroup is not None and not self._cgroup.remove():
+            await trio.sleep(0.005)
+        self._cgroup = None
+
+    async def _remove_folder(self) -> None:
+        if not self.folder.exists():
+            return
+        await in_thread(unmount_below, self.folder)
+        await in_thread(remove_tree, self.folder)
+
+    async def _release_checkpoint(self) -> None:
+        if self.checkpoint is not None:
+            await in_thread(self.services.store.release, self.checkpoint)
+
+
+def _look_up_everything(root: Path) -> None:
+    for folder, _, files in os.walk(root, followlinks=False):
+        for name in files:
+            try:
+                os.lstat(os.path.join(folder, name))
+            except FileNotFoundError:
+                continue

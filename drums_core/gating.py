@@ -1,0 +1,150 @@
+"""Running gates: recording at a dump, checking by phase, judging events. Fails closed.
+
+A gate that raises, takes too long, or whose evidence is missing fails, with the reason; it costs no other gate.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import attrs
+import structlog
+import trio
+
+from drums.errors import DumpError
+from drums_core.abc import DesktopView, EventGate, Gate
+from drums_core.model import (
+    Cause,
+    DesktopEvent,
+    Finding,
+    GateResult,
+    Json,
+    Phase,
+    PluginId,
+    Status,
+    failed,
+)
+from drums_core.plugins import Registry
+from drums_core.verdict import SPECIFIED_GATES
+
+_log = structlog.get_logger("drums.gates")
+
+
+@attrs.frozen
+class _Loaded:
+    name: str
+    gate: Gate | EventGate
+    plugin: PluginId
+
+
+@attrs.define
+class GateSet:
+    """The gates of a host, made once from the registry's factories."""
+
+    timeout_s: float
+    _gates: Sequence[_Loaded]
+    required_names: frozenset[str]
+
+    @classmethod
+    def build(cls, registry: Registry, *, timeout_s: float, extra_required: Sequence[str] = ()) -> GateSet:
+        """Make every registered gate."""
+        loaded = [_Loaded(name, factory(), plugin) for name, (factory, plugin) in registry.gates.items()]
+        return cls(timeout_s, loaded, frozenset({*SPECIFIED_GATES, *extra_required}))
+
+    @property
+    def required(self) -> Mapping[str, tuple[Phase, PluginId]]:
+        """Phase and plugin of each gate that must pass, in the order of the phases."""
+        order = list(Phase)
+        needed = [g for g in self._gates if g.name in self.required_names]
+        return {g.name: (g.gate.phase, g.plugin) for g in sorted(needed, key=lambda g: order.index(g.gate.phase))}
+
+    def plugin_ids(self) -> list[PluginId]:
+        """Every gate's plugin."""
+        return [g.plugin for g in self._gates]
+
+    async def record(self, view: DesktopView) -> dict[str, Json]:
+        """Evidence of a frozen desktop by gate name.
+
+        Raises:
+            DumpError: a gate could not record: a checkpoint without its evidence is none.
+        """
+        evidence: dict[str, Json] = {}
+
+        async def one(name: str, gate: Gate) -> None:
+            try:
+                with trio.fail_after(self.timeout_s):
+                    evidence[name] = await gate.record(view)
+            except Exception as e:
+                raise DumpError(f"gate {name!r} could not record its evidence: {type(e).__name__}: {e}") from e
+
+        try:
+            async with trio.open_nursery() as nursery:
+                for loaded in self._gates:
+                    gate = loaded.gate
+                    if gate.phase is not Phase.EVENT and gate.records:  # type: ignore[union-attr] # phase decides
+                        nursery.start_soon(one, loaded.name, gate)
+        except* DumpError as group:
+            raise group.exceptions[0] from None
+        return evidence
+
+    async def check(self, phase: Phase, view: DesktopView, evidence: Mapping[str, Json]) -> list[GateResult]:
+        """The results of all gates of one phase, run side by side."""
+        results: dict[str, GateResult] = {}
+
+        async def one(loaded: _Loaded, gate: Gate) -> None:
+            began = time.perf_counter()
+            finding = await self._finding(loaded.name, gate, view, evidence)
+            results[loaded.name] = _result(loaded, phase, finding, (time.perf_counter() - began) * 1e3)
+
+        async with trio.open_nursery() as nursery:
+            for loaded in self._gates:
+                if loaded.gate.phase is phase:
+                    nursery.start_soon(one, loaded, loaded.gate)  # type: ignore[arg-type] # phase is not EVENT
+        return [results[g.name] for g in self._gates if g.name in results]
+
+    async def _finding(self, name: str, gate: Gate, view: DesktopView, evidence: Mapping[str, Json]) -> Finding:
+        if gate.records and name not in evidence:
+            return failed(f"the checkpoint holds no evidence of gate {name!r}", observed=None, expected="evidence")
+        limit = self.timeout_s + (view.ready_limit_s if gate.phase is Phase.READY else 0.0)
+        try:
+            with trio.fail_after(limit):
+                finding = await gate.check(view, evidence.get(name))
+        except trio.TooSlowError:
+            return failed(f"the gate gave no result within {limit:g} s")
+        except Exception as e:
+            _log.exception("gate raised", gate=name, slot=view.slot)
+            return failed(f"the gate itself failed: {type(e).__name__}: {e}")
+        if not isinstance(finding, Finding):
+            return failed(f"the gate returned {type(finding).__name__} instead of a Finding")
+        return finding
+
+    def judge_event(self, event: DesktopEvent) -> list[GateResult]:
+        """The failed results that an event adds."""
+        results = []
+        for loaded in self._gates:
+            if loaded.gate.phase is not Phase.EVENT:
+                continue
+            try:
+                finding = loaded.gate.judge(event)  # type: ignore[union-attr] # phase is EVENT
+            except Exception as e:
+                _log.exception("event gate raised", gate=loaded.name)
+                finding = failed(f"the gate itself failed: {type(e).__name__}: {e}")
+            if finding is not None and not finding.ok:
+                results.append(_result(loaded, Phase.EVENT, finding, 0.0))
+        return results
+
+
+def _result(loaded: _Loaded, phase: Phase, finding: Finding, duration_ms: float) -> GateResult:
+    ok = finding.ok is True
+    return GateResult(
+        gate=loaded.name,
+        status=Status.PASS if ok else Status.FAIL,
+        phase=phase,
+        plugin=loaded.plugin,
+        reason="" if ok else finding.reason,
+        cause=None if ok else Cause(finding.cause),
+        observed=None if ok else finding.observed,
+        expected=None if ok else finding.expected,
+        duration_ms=round(duration_ms, 3),
+    )

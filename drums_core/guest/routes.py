@@ -1,0 +1,245 @@
+"""The routes: OSWorld's dialect, with each job done as the desktop's user."""
+
+import hashlib
+import hmac
+import json
+import os
+import platform
+import shlex
+import stat
+import urllib.parse
+
+from guest import VERSION, x11
+from guest.jobs import JobError, JobTimeout
+from guest.wire import HttpError, Reply, json_reply
+
+_COMMAND_TIMEOUT_S = 120.0
+_PYTHON_TIMEOUT_S = 90.0
+_FILE_TIMEOUT_S = 60.0
+_MAX_TIMEOUT_S = 3600.0
+_STATUS_OF = {"absent": 404, "unsuitable": 400, "failed": 500}
+
+
+class Routes:
+    """What each path does. `dispatch` may be called by several threads at once.
+
+    Args:
+        jobs: the spawner's other end.
+        secret: reads the desktop's secret.
+        slots: bounds how many commands run at once, so that a thread is always left for the short requests.
+    """
+
+    def __init__(self, jobs, secret, slots):
+        self._jobs = jobs
+        self._secret = secret
+        self._slots = slots
+        self._table = {
+            "/health": ("GET", self._health),
+            "/execute": ("POST", self._execute),
+            "/setup/execute": ("POST", self._execute),
+            "/setup/launch": ("POST", self._launch),
+            "/run_python": ("POST", self._run_python),
+            "/screenshot": ("GET", self._screenshot),
+            "/screen_size": ("POST", self._screen_size),
+            "/cursor_position": ("GET", self._cursor_position),
+            "/window_size": ("POST", self._window_size),
+            "/platform": ("GET", self._platform),
+            "/terminal": ("GET", self._terminal),
+            "/accessibility": ("GET", self._accessibility),
+            "/desktop_path": ("POST", self._desktop_path),
+            "/list_directory": ("POST", self._list_directory),
+            "/file": ("POST", self._file),
+            "/setup/upload": ("POST", self._upload),
+        }
+
+    def dispatch(self, request):
+        """Answers a request.
+
+        Raises:
+            HttpError: with the status for it.
+        """
+        if request.path not in self._table:
+            raise HttpError(404, f"there is no route {request.path!r}")
+        method, handler = self._table[request.path]
+        if request.method != method:
+            raise HttpError(405, f"{request.path} takes {method}")
+        try:
+            return handler(request)
+        except JobTimeout as error:
+            raise HttpError(500, str(error), timed_out=True) from error
+        except JobError as error:
+            raise HttpError(_STATUS_OF.get(error.kind, 500), str(error)) from error
+        except x11.DisplayError as error:
+            raise HttpError(500, str(error)) from error
+
+    # --- the server itself ---
+
+    def _health(self, request):
+        # The proof shows the host that this server, and no program of the agent's, holds the port.
+        challenge = request.headers.get("x-drums-challenge", "")
+        proof = hmac.new(self._secret(), challenge.encode("latin-1"), hashlib.sha256).hexdigest()
+        return json_reply({"status": "ok", "version": VERSION, "proof": proof})
+
+    def _platform(self, _request):
+        return Reply(platform.system().encode())
+
+    # --- commands ---
+
+    def _run_slow(self, op, **parameters):
+        if not self._slots.acquire(blocking=False):
+            raise HttpError(503, "too many commands are running in this desktop")
+        try:
+            return self._jobs.run(op, **parameters)
+        finally:
+            self._slots.release()
+
+    def _execute(self, request):
+        document = request.json()
+        argv = _argv(document)
+        timeout_s = _timeout(document, _COMMAND_TIMEOUT_S)
+        # Agents' actions come as `python -c` with this beginning; the loaded interpreter runs them at once.
+        if len(argv) == 3 and argv[:2] == ["python", "-c"] and argv[2].startswith("import pyautogui"):
+            result = self._run_slow("python", code=argv[2], timeout_s=timeout_s)
+        else:
+            result = self._run_slow("exec", argv=argv, timeout_s=timeout_s)
+        return json_reply({"status": "success", **_outcome(result)})
+
+    def _launch(self, request):
+        argv = _argv(request.json())
+        self._run_slow("launch", argv=argv, timeout_s=30.0)
+        return Reply(f"{shlex.join(argv)} launched successfully".encode("utf-8", "replace"))
+
+    def _run_python(self, request):
+        document = request.json()
+        code = document.get("code")
+        if not isinstance(code, str):
+            raise HttpError(400, "code is not a string")
+        result = self._run_slow("python", code=code, timeout_s=_timeout(document, _PYTHON_TIMEOUT_S))
+        return json_reply({"status": "success" if result.returncode == 0 else "error", **_outcome(result)})
+
+    # --- the screen ---
+
+    def _screenshot(self, _request):
+        return Reply(x11.screenshot_png(), content_type="image/png")
+
+    def _screen_size(self, _request):
+        with x11.Display() as display:
+            width, height = display.size()
+        return json_reply({"width": width, "height": height})
+
+    def _cursor_position(self, _request):
+        with x11.Display() as display:
+            return json_reply(list(display.pointer()))
+
+    def _window_size(self, request):
+        wanted = request.form().get("app_class_name", b"").decode("utf-8", "replace")
+        result = self._jobs.run("exec", argv=["wmctrl", "-lGx"], timeout_s=10.0)
+        for line in result.output.decode("utf-8", "replace").splitlines():
+            # identifier, desktop, x, y, width, height, instance.class, …
+            fields = line.split(None, 7)
+            if len(fields) >= 7 and wanted and wanted.lower() in fields[6].lower():
+                return json_reply({"width": int(fields[4]), "height": int(fields[5])})
+        raise HttpError(500, f"no window has the class {wanted!r}")
+
+    def _terminal(self, _request):
+        # OSWorld reads the text of GNOME's terminal only; without that one the answer is null.
+        return json_reply({"output": None, "status": "success"})
+
+    def _accessibility(self, _request):
+        raise HttpError(501, "this image's guest server has no accessibility tree")
+
+    # --- files ---
+
+    def _desktop_path(self, _request):
+        result = self._jobs.run("exec", argv=["xdg-user-dir", "DESKTOP"], timeout_s=10.0)
+        path = result.output.decode("utf-8", "replace").strip()
+        # Without a configuration of its own, xdg-user-dir names the home or its Desktop folder.
+        return json_reply({"desktop_path": path if path.rstrip("/") != "/home/user" else "/home/user/Desktop"})
+
+    def _list_directory(self, request):
+        path = request.json().get("path")
+        if not isinstance(path, str):
+            raise HttpError(400, "path is not a string")
+        result = self._jobs.run("list_directory", path=path, timeout_s=_FILE_TIMEOUT_S)
+        if result.output_truncated:
+            raise HttpError(400, f"the tree below {path!r} is too large")
+        return json_reply({"directory_tree": json.loads(result.output.decode("utf-8", "surrogateescape"))})
+
+    def _file(self, request):
+        path = _text(request.form(), "file_path")
+        result = self._jobs.run("open_file", path=path, timeout_s=_FILE_TIMEOUT_S)
+        if result.descriptor is None:
+            raise HttpError(500, f"{path!r} was not opened")
+        if not stat.S_ISREG(os.fstat(result.descriptor).st_mode):
+            os.close(result.descriptor)
+            raise HttpError(400, f"{path!r} is not a regular file")
+        name = urllib.parse.quote(result.name)
+        disposition = f"attachment; filename*=UTF-8''{name}"
+        return Reply(
+            content_type="application/octet-stream",
+            file=result.descriptor,
+            headers={"Content-Disposition": disposition},
+        )
+
+    def _upload(self, request):
+        form = request.form()
+        request.body = bytearray()
+        path, data = _text(form, "file_path"), form.get("file_data")
+        if data is None:
+            raise HttpError(400, "file_data is missing")
+        memory = os.memfd_create("upload")
+        try:
+            with open(memory, "wb", closefd=False) as file:
+                file.write(data)
+            os.lseek(memory, 0, os.SEEK_SET)
+            self._jobs.run("write_file", path=path, timeout_s=_FILE_TIMEOUT_S, data_fd=memory)
+        finally:
+            os.close(memory)
+        return Reply(b"File Uploaded")
+
+
+def _argv(document):
+    """The command line of a request, as OSWorld reads it."""
+    command, shell = document.get("command", [] if document.get("shell") is None else ""), bool(document.get("shell"))
+    if isinstance(command, str):
+        try:
+            argv = ["/bin/sh", "-c", command] if shell else shlex.split(command)
+        except ValueError as error:
+            raise HttpError(400, f"the command is malformed: {error}") from error
+    elif isinstance(command, list) and all(isinstance(part, str) for part in command):
+        argv = ["/bin/sh", "-c", *command] if shell else list(command)
+    else:
+        raise HttpError(400, "command is neither a string nor a list of strings")
+    if not argv or not argv[0]:
+        raise HttpError(400, "the command is empty")
+    if any("\0" in part for part in argv):
+        raise HttpError(400, "the command holds a NUL")
+    return [os.path.join("/home/user", part[2:]) if part.startswith("~/") else part for part in argv]
+
+
+def _timeout(document, default_s):
+    value = document.get("timeout", default_s)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MAX_TIMEOUT_S:
+        raise HttpError(400, f"timeout is not a number of seconds up to {_MAX_TIMEOUT_S:g}")
+    return float(value)
+
+
+def _text(form, name):
+    value = form.get(name, b"").decode("utf-8", "surrogateescape")
+    if not value:
+        raise HttpError(400, f"{name} is missing")
+    return value
+
+
+def _outcome(result):
+    """What a command printed and how it ended; the flags are there only when a stream was cut."""
+    outcome = {
+        "output": result.output.decode("utf-8", "replace"),
+        "error": result.error.decode("utf-8", "replace"),
+        "returncode": result.returncode,
+    }
+    if result.output_truncated:
+        outcome["output_truncated"] = True
+    if result.error_truncated:
+        outcome["error_truncated"] = True
+    return outcome

@@ -1,0 +1,210 @@
+"""HTTP/1.1 as the guest server speaks it: one request and one reply per connection."""
+
+import dataclasses
+import json
+import os
+import re
+import socket
+import urllib.parse
+
+MAX_HEAD = 32 << 10
+MAX_BODY = 256 << 20
+_BODY_TIMEOUT_S = 30.0
+_REPLY_TIMEOUT_S = 60.0
+_CHUNK = 1 << 20
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    411: "Length Required",
+    413: "Content Too Large",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    501: "Not Implemented",
+    503: "Service Unavailable",
+}
+
+
+class HttpError(Exception):
+    """Answers the request with this status and an OSWorld error object."""
+
+    def __init__(self, status, message, **more):
+        super().__init__(message)
+        self.status = status
+        self.more = more
+
+
+@dataclasses.dataclass
+class Request:
+    """A request's head, and its body once it was read. Header names are in lower case."""
+
+    method: str
+    path: str
+    headers: dict
+    body: bytearray = dataclasses.field(default_factory=bytearray)
+
+    def json(self):
+        """The body as a JSON object.
+
+        Raises:
+            HttpError: it is none.
+        """
+        try:
+            value = json.loads(self.body)
+        except ValueError as error:
+            raise HttpError(400, f"the body is not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise HttpError(400, "the body is not a JSON object")
+        return value
+
+    def form(self):
+        """The body's fields, of either kind of form; values are bytes."""
+        kind = self.headers.get("content-type", "")
+        if kind.lower().startswith("multipart/form-data"):
+            return _multipart(self.body, kind)
+        pairs = urllib.parse.parse_qsl(bytes(self.body), keep_blank_values=True)
+        return {name.decode("utf-8", "replace"): value for name, value in pairs}
+
+
+@dataclasses.dataclass
+class Reply:
+    """A status, a type and a body: bytes, or an open regular file that is closed after it was sent."""
+
+    body: bytes = b""
+    status: int = 200
+    content_type: str = "text/html; charset=utf-8"
+    file: int | None = None
+    headers: dict = dataclasses.field(default_factory=dict)
+
+
+def json_reply(value, status=200):
+    """A JSON reply; text that is no UTF-8 keeps its place as replacement characters."""
+    return Reply(json.dumps(value).encode(), status, "application/json")
+
+
+def error_reply(error):
+    """What OSWorld's server answers to a request that failed."""
+    return json_reply({"status": "error", "message": str(error), **error.more}, error.status)
+
+
+def parse_head(data):
+    """The request whose head is in `data`, and where its body begins; None while the head is not complete.
+
+    Raises:
+        HttpError: it is not a request's head.
+    """
+    end = data.find(b"\r\n\r\n")
+    if end < 0:
+        if len(data) > MAX_HEAD:
+            raise HttpError(431, f"the head is longer than {MAX_HEAD} bytes")
+        return None
+    first, *lines = bytes(data[:end]).decode("latin-1").split("\r\n")
+    parts = first.split(" ")
+    if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
+        raise HttpError(400, "the request line is malformed")
+    headers = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon or name != name.strip():
+            raise HttpError(400, "a header line is malformed")
+        headers[name.lower()] = value.strip()
+    return Request(parts[0], urllib.parse.urlsplit(parts[1]).path, headers), end + 4
+
+
+def read_body(connection, request, begun):
+    """Reads the rest of the request's body from the connection into `request.body`.
+
+    Args:
+        begun: what came with the head.
+
+    Raises:
+        HttpError: the length is missing, wrong or too much.
+        OSError: the connection broke.
+    """
+    if "transfer-encoding" in request.headers:
+        raise HttpError(411, "the body needs a Content-Length")
+    text = request.headers.get("content-length", "0")
+    if not re.fullmatch(r"\d{1,12}", text):
+        raise HttpError(400, "Content-Length is malformed")
+    length = int(text)
+    if length > MAX_BODY:
+        raise HttpError(413, f"the body has {length} bytes, {MAX_BODY} at most are taken")
+    connection.settimeout(_BODY_TIMEOUT_S)
+    if request.headers.get("expect", "").lower() == "100-continue" and len(begun) < length:
+        connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+    body = bytearray(begun[:length])
+    while len(body) < length:
+        data = connection.recv(min(_CHUNK, length - len(body)))
+        if not data:
+            raise HttpError(400, f"the body ended after {len(body)} of {length} bytes")
+        body += data
+    request.body = body
+
+
+def head_of(reply, length):
+    """The bytes before a reply's body."""
+    lines = [
+        f"HTTP/1.1 {reply.status} {_REASONS.get(reply.status, 'Unknown')}",
+        f"Content-Type: {reply.content_type}",
+        f"Content-Length: {length}",
+        *(f"{name}: {value}" for name, value in reply.headers.items()),
+        "Connection: close",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1", "replace")
+
+
+def send_reply(connection, reply):
+    """Sends a reply, and closes its file.
+
+    Raises:
+        OSError: the connection broke, or the file became shorter meanwhile: the client sees a reply cut short.
+    """
+    connection.settimeout(_REPLY_TIMEOUT_S)
+    if reply.file is None:
+        connection.sendall(head_of(reply, len(reply.body)) + reply.body)
+        return
+    with open(reply.file, "rb") as file:
+        length = os.fstat(file.fileno()).st_size
+        connection.sendall(head_of(reply, length))
+        sent = connection.sendfile(file, 0, length) if length else 0
+        if sent != length:
+            raise OSError(f"the file ended after {sent} of {length} bytes")
+
+
+def close(connection):
+    """Closes a connection so that the client gets the reply even when it is still sending."""
+    try:
+        connection.shutdown(socket.SHUT_WR)
+        connection.settimeout(0.5)
+        # Data that is not read at a close makes the kernel reset the connection, and the reply with it.
+        for _ in range(64):
+            if not connection.recv(65536):
+                break
+    except OSError:
+        pass
+    finally:
+        connection.close()
+
+
+def _multipart(body, content_type):
+    found = re.search(r'boundary=(?:"([^"]+)"|([^\s;]+))', content_type)
+    if found is None:
+        raise HttpError(400, "the form has no boundary")
+    # What follows a delimiter tells it from content that merely begins like one.
+    delimiter = re.compile(rb"(?:^|\r\n)--" + re.escape((found[1] or found[2]).encode("latin-1")) + rb"(--|\r\n)")
+    fields = {}
+    here = delimiter.search(body)
+    while here is not None:
+        if here[1] == b"--":
+            return fields
+        head_end = body.find(b"\r\n\r\n", here.end() - 2)
+        # A part without content has its delimiter right after the head's empty line.
+        here, start = delimiter.search(body, head_end + 2), here.end()
+        if head_end < 0 or here is None:
+            break
+        name = re.search(rb'(?i)content-disposition:[^\r\n]*[;\s]name="([^"]*)"', body[start : head_end + 2])
+        if name is not None:
+            fields[name[1].decode("utf-8", "replace")] = bytes(body[head_end + 4 : here.start()])
+    raise HttpError(400, "the form is cut short")

@@ -1,0 +1,80 @@
+"""Serving a desktop's guest server to a checker's worker, which has no other network.
+
+Every request is passed on with the desktop's secret added. What could not be asked is noted here, outside the
+worker: OSWorld's code swallows transport errors into zeros, and a score must be withheld then.
+"""
+
+from __future__ import annotations
+
+import socket
+
+import h11
+import trio
+
+from drums.errors import GuestError
+from drums_core.guest_client import SECRET_HEADER, GuestClient
+
+MAX_REQUEST_BYTES = 64 << 20
+_DROPPED = {b"host", b"connection", b"content-length", b"transfer-encoding", SECRET_HEADER.lower().encode()}
+
+
+async def serve_guest(guest: GuestClient, listening_fd: int, failures: list[str]) -> None:
+    """Serve the guest server on a listening TCP socket until cancelled.
+
+    Args:
+        guest: the desktop's guest server.
+        listening_fd: the socket, taken over and closed here.
+        failures: gets a line for every request that the desktop did not answer, or answered with a server error.
+    """
+    listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=listening_fd)))
+
+    async def handle(stream: trio.SocketStream) -> None:
+        try:
+            async with stream:
+                await _one_request(guest, stream, failures)
+        except (OSError, trio.BrokenResourceError, h11.ProtocolError) as e:
+            # The worker went away or spoke nonsense: its own affair, and it has no answer to misread.
+            failures.append(f"a request of the checker broke off: {e}")
+
+    async with listener:
+        await trio.serve_listeners(handle, [listener])
+
+
+async def _one_request(guest: GuestClient, stream: trio.SocketStream, failures: list[str]) -> None:
+    connection = h11.Connection(h11.SERVER)
+    request: h11.Request | None = None
+    body = bytearray()
+    while True:
+        event = connection.next_event()
+        if event is h11.NEED_DATA:
+            if connection.they_are_waiting_for_100_continue:
+                go_on = connection.send(h11.InformationalResponse(status_code=100, headers=[]))
+                await stream.send_all(go_on or b"")
+            connection.receive_data(await stream.receive_some(1 << 16))
+        elif isinstance(event, h11.Request):
+            request = event
+        elif isinstance(event, h11.Data):
+            body += event.data
+            if len(body) > MAX_REQUEST_BYTES:
+                raise h11.LocalProtocolError("request too large")
+        elif isinstance(event, h11.EndOfMessage):
+            break
+        else:
+            return  # closed without a request
+    assert request is not None
+    method, target = request.method.decode(), request.target.decode("ascii", "replace")
+    headers = [(k.decode(), v.decode("latin-1")) for k, v in request.headers if k not in _DROPPED]
+    try:
+        reply = await guest.request(method, target, bytes(body), headers)
+        status, content = reply.status, reply.body
+        kept = [(k, v) for k, v in reply.headers if k.lower() not in _DROPPED]
+        if status >= 500:
+            failures.append(f"{method} {target}: the guest server answered {status}: {content[:200]!r}")
+    except GuestError as e:
+        failures.append(f"{method} {target}: {e}")
+        status, content, kept = 502, b"the desktop could not be asked", []
+    answer = h11.Response(
+        status_code=status, headers=[*kept, ("Content-Length", str(len(content))), ("Connection", "close")]
+    )
+    for out in (answer, h11.Data(data=content), h11.EndOfMessage()):
+        await stream.send_all(connection.send(out) or b"")

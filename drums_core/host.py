@@ -1,0 +1,516 @@
+"""`open_host`: everything that drums does on one machine, for trio programs; the daemon only translates it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import structlog
+import trio
+
+import drums
+from drums.errors import (
+    CapacityExhausted,
+    CheckpointError,
+    ConfigError,
+    DesktopError,
+    PrerequisiteError,
+    SlotNotFound,
+    TaskNotFound,
+    TaskUnsupported,
+)
+from drums_core.abc import Catalogue, Checker
+from drums_core.checkpoint import Checkpoint, CheckpointStore, HostFacts, Manifest
+from drums_core.config import HostConfig, load_config
+from drums_core.criu_provider import find_criu
+from drums_core.durable import take_lock
+from drums_core.episode import Episode
+from drums_core.events import EventBus, HostEvent
+from drums_core.evidence.processes import is_running, read_processes
+from drums_core.gating import GateSet
+from drums_core.golden import ensure_golden
+from drums_core.image.store import Image, ImageStore
+from drums_core.leftovers import clear_checkpoints, clear_slots
+from drums_core.model import DesktopEvent, Json, PluginId, Reward, Task, Validity
+from drums_core.plugins import Plugins, build_manager
+from drums_core.services import Interposer, Services
+from drums_core.setup import parse_steps
+from drums_core.slot import Slot
+from drums_core.sys.cgroups import remove_parent
+from drums_core.sys.devices import mount_devices, mount_scratch
+from drums_core.sys.removal import remove_tree, unmount_below
+from drums_core.sys.userns import open_idmap
+from drums_core.verifying import checker_for
+from drums_core.watcher import ProcessWatcher
+
+_log = structlog.get_logger("drums.host")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+UNSET: Any = object()  # a ttl that was not given: the host's default
+
+
+@attrs.define(eq=False)
+class Host:
+    """One open host. Made by `open_host`."""
+
+    services: Services
+    plugins: Plugins
+    images: ImageStore
+    nursery: trio.Nursery
+    checkers: Mapping[str, tuple[Checker, PluginId]]
+    catalogues: Sequence[Catalogue]
+    _bus: EventBus
+    slots: dict[str, Slot] = attrs.field(factory=dict)
+    _image_locks: dict[str, int] = attrs.field(factory=dict)
+    _golden_lock: trio.Lock = attrs.field(factory=trio.Lock)
+
+    @property
+    def config(self) -> HostConfig:
+        """Its configuration."""
+        return self.services.config
+
+    # --- tasks
+
+    def tasks(self) -> list[Task]:
+        """All tasks of all catalogues."""
+        return [task for catalogue in self.catalogues for task in catalogue.tasks()]
+
+    def task(self, prefix: str) -> Task:
+        """The task with this id or unique prefix.
+
+        Raises:
+            TaskNotFound: no catalogue has it.
+        """
+        problem: TaskNotFound | None = None
+        for catalogue in self.catalogues:
+            try:
+                return catalogue.find(prefix)
+            except TaskNotFound as e:
+                problem = e
+        raise problem or TaskNotFound(f"no task {prefix!r}: no catalogue is installed")
+
+    def _check_task(self, task: Task) -> None:
+        if not task.supported:
+            raise TaskUnsupported(f"task {task.id!r} is not supported: {task.unsupported_reason}", task=task.id)
+        parse_steps(self.plugins.registry, task.config, "config")
+        _, checker, _ = checker_for(self.checkers, task)
+        checker.validate(task)
+
+    # --- desktops
+
+    async def create(
+        self,
+        task: str | Task | None = None,
+        *,
+        image: str | None = None,
+        checkpoint: str | None = None,
+        ttl_s: float | None = UNSET,
+    ) -> Slot:
+        """A new desktop, judged, with its task set up.
+
+        Args:
+            task: a task, its id or a unique prefix of it.
+            image: the image to start from; the host's default otherwise.
+            checkpoint: a saved checkpoint to start from; without `task` its task and set-up state come along.
+            ttl_s: seconds that it lives; None is for ever, where the host allows it.
+
+        Raises:
+            TaskNotFound, TaskUnsupported, VerifierNotFound, ConfigError, ImageNotFound, CheckpointError: refused,
+                nothing starts.
+            CapacityExhausted: as many desktops as the host may have.
+            SetupFailed, RestoreError, GuestError: nothing is left.
+
+        Cancellation: nothing is left.
+        """
+        if image is not None and checkpoint is not None:
+            raise ConfigError("image and checkpoint exclude each other: a checkpoint has its image", path="$.checkpoint")
+        ttl = self._lease(ttl_s)
+        resolved = self.task(task) if isinstance(task, str) else task
+        if resolved is not None:
+            self._check_task(resolved)
+        if len(self.slots) >= self.config.max_slots:
+            self.reserve(1, base=None, task=None, setup_at_reset=False, ttl_s=None)  # refuses
+        base = await self._base(image, checkpoint)
+        own_setup = resolved is not None
+        if resolved is None and checkpoint is not None:
+            resolved = base.task()
+        (slot,) = self.reserve(1, base=base, task=resolved, setup_at_reset=own_setup, ttl_s=ttl)
+        try:
+            await slot.start(base, "create", setup=own_setup)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await slot.close(reason="the create failed")
+            raise
+        return slot
+
+    def _lease(self, ttl_s: float | None) -> float | None:
+        if ttl_s is UNSET:
+            return self.config.default_ttl_s
+        if ttl_s is None:
+            if not self.config.allow_unlimited_ttl:
+                raise ConfigError("this host does not allow an unlimited ttl", path="$.ttl")
+            return None
+        if not ttl_s > 0:
+            raise ConfigError(f"ttl is {ttl_s!r}, it must be more than 0 seconds", path="$.ttl")
+        return float(ttl_s)
+
+    async def _base(self, image: str | None, checkpoint: str | None) -> Checkpoint:
+        if checkpoint is not None:
+            return await trio.to_thread.run_sync(self.services.store.load, checkpoint)
+        return await self.golden(image or self.config.image)
+
+    async def golden(self, image: str) -> Checkpoint:
+        """An image's golden checkpoint, made if need be."""
+        built = await trio.to_thread.run_sync(self.images.load, image)
+        self._use_image(image)
+        async with self._golden_lock:
+            return await ensure_golden(self.services, built)
+
+    def _use_image(self, name: str) -> None:
+        if name not in self._image_locks:
+            self._image_locks[name] = self.images.use(name)
+
+    def unlock_images(self) -> None:
+        """Let go of the images."""
+        while self._image_locks:
+            os.close(self._image_locks.popitem()[1])
+
+    def image_of(self, checkpoint: Checkpoint) -> Image:
+        """The image below a checkpoint. Blocks.
+
+        Raises:
+            CheckpointError: the image has been built anew since.
+        """
+        manifest = checkpoint.manifest
+        image = self.images.load(manifest.image)
+        if image.digest != manifest.image_digest:
+            raise CheckpointError(
+                f"checkpoint {manifest.id!r} stands on image {manifest.image!r} with digest {manifest.image_digest[:12]}, "
+                f"this host's has {image.digest[:12]}",
+                checkpoint=manifest.id,
+            )
+        self._use_image(manifest.image)
+        return image
+
+    def reserve(
+        self, count: int, *, base: Checkpoint | None, task: Task | None, setup_at_reset: bool, ttl_s: float | None
+    ) -> list[Slot]:
+        """Take `count` slots, or none.
+
+        Raises:
+            CapacityExhausted: there are not that many.
+        """
+        free = self.config.max_slots - len(self.slots)
+        if count > free or base is None:
+            raise CapacityExhausted(
+                f"{count} desktops asked for, {max(free, 0)} of {self.config.max_slots} slots are free",
+                hint="close desktops, or raise max_slots",
+                wanted=count,
+                free=free,
+                allowed=self.config.max_slots,
+            )
+        slots = []
+        for _ in range(count):
+            slot = Slot(self, base, task, setup_at_reset, ttl_s)
+            slot.set_lease(ttl_s)
+            self.slots[slot.id] = slot
+            self.nursery.start_soon(slot.keep_lease)
+            slots.append(slot)
+        return slots
+
+    def slot(self, identity: str) -> Slot:
+        """The slot with this id.
+
+        Raises:
+            SlotNotFound: there is none, or it is closed.
+        """
+        try:
+            return self.slots[identity]
+        except KeyError:
+            raise SlotNotFound(f"no slot {identity!r}", slot=identity) from None
+
+    def forget(self, slot: Slot) -> None:
+        """A slot closed."""
+        self.slots.pop(slot.id, None)
+
+    # --- checkpoints
+
+    def checkpoints(self) -> list[Manifest]:
+        """The saved and golden checkpoints. Blocks."""
+        return [m for m in self.services.store.names() if m.kind != "fork"]
+
+    def check_new_name(self, name: str) -> None:
+        """Refuse a name for a checkpoint that is malformed or taken. Blocks."""
+        if not _NAME.fullmatch(name):
+            raise CheckpointError(
+                f"{name!r} is no name for a checkpoint",
+                hint="1 to 64 letters, digits, dots, dashes and underscores",
+                checkpoint=name,
+            )
+        if any(m.name == name or m.id == name for m in self.services.store.names()):
+            raise CheckpointError(f"a checkpoint named {name!r} is already there", hint="delete it first", checkpoint=name)
+
+    async def delete_checkpoint(self, name: str) -> None:
+        """Remove a saved checkpoint.
+
+        Raises:
+            CheckpointError: there is none, or it is in use.
+        """
+        found = [m for m in self.checkpoints() if name in (m.name, m.id)]
+        if not found:
+            raise CheckpointError(f"no checkpoint {name!r}", checkpoint=name)
+        used = [m.name for m in self.services.store.names() if m.id != found[0].id and found[0].id in m.layers]
+        if used:
+            raise CheckpointError(f"checkpoint {name!r} is what {used} stand on", checkpoint=name)
+        await trio.to_thread.run_sync(self.services.store.discard, found[0].id)
+
+    # --- episodes and events
+
+    def new_episode(self, slot: Slot, origin: str) -> Episode:
+        """Begin an episode."""
+        episode = Episode(
+            slot=slot.id,
+            origin=origin,
+            required=self.services.gates.required,
+            on_change=self._on_verdict,
+            task=slot.task.id if slot.task else None,
+        )
+        self.publish("episode_started", slot.id, {"origin": origin}, episode.id)
+        self._observe("drums_episode_started", slot=slot.id, episode=episode.id, origin=origin)
+        return episode
+
+    def _on_verdict(self, episode: Episode, validity: Validity) -> None:
+        data = {"verdict": validity.verdict.value, "bad_gates": list(validity.bad_gates)}
+        self.publish("verdict", episode.slot, {**data, "reasons": list(validity.invalid_reasons)}, episode.id)
+        self._observe("drums_episode_judged", slot=episode.slot, episode=episode.id, validity=validity)
+
+    def _observe(self, hook: str, **facts: Any) -> None:
+        for implementation in getattr(self.plugins.manager.hook, hook).get_hookimpls():
+            try:
+                implementation.function(**{name: facts[name] for name in implementation.argnames})
+            except Exception:
+                _log.exception("an observer failed", hook=hook, plugin=implementation.plugin_name)
+
+    def publish(self, kind: str, slot: str, data: Json, episode: str = "") -> None:
+        """Tell the subscribers of `events`."""
+        self._bus.publish(HostEvent(kind, slot, episode, data))
+
+    @asynccontextmanager
+    async def events(self) -> AsyncIterator[AsyncIterator[HostEvent]]:
+        """Everything that happens from now on, as an async iterator."""
+        async with self._bus.subscribe() as iterator:
+            yield iterator
+
+    def on_desktop_event(self, slot: str, event: DesktopEvent) -> None:
+        """An event of one desktop: from the watcher, or a quarantine."""
+        self.publish("desktop_event", slot, {"event": type(event).__name__, **attrs.asdict(event)})
+        if slot in self.slots:
+            self.slots[slot].on_event(event)
+
+    # --- rewards
+
+    def make_reward(
+        self, slot: Slot, *, score: float | None, checker_error: str | None = None, checker_skipped: str | None = None
+    ) -> Reward:
+        """The reward of a slot's current episode as of now."""
+        task = slot.task
+        assert task is not None
+        validity = slot.episode.validity
+        name, checker, plugin = checker_for(self.checkers, task)
+        return Reward(
+            score=score,
+            valid=validity.valid,
+            invalid_reasons=validity.invalid_reasons,
+            verdict=validity.verdict,
+            bad_gates=validity.bad_gates,
+            checker_error=checker_error,
+            checker_skipped=checker_skipped,
+            provenance={
+                "episode": slot.episode.id,
+                "origin": slot.episode.origin,
+                "task": task.id,
+                "task_sha256": task.sha256,
+                "checker": {"name": name, "plugin": attrs.asdict(plugin), **checker.provenance(task)},
+                "image": slot.base.manifest.image,
+                "image_digest": slot.base.manifest.image_digest,
+                "checkpoint": slot.base.id,
+                "criu": self.services.criu.version,
+                "drums": drums.__version__,
+                "gates": [attrs.asdict(p) for p in self.services.gates.plugin_ids()],
+                "causes": [c.value for c in validity.causes],
+                "notes": list(slot.episode.notes),
+            },
+        )
+
+
+@asynccontextmanager
+async def open_host(
+    config: HostConfig | None = None,
+    *,
+    plugins: Plugins | None = None,
+    interposer: Interposer | None = None,
+) -> AsyncIterator[Host]:
+    """Open this machine as a host of desktops.
+
+    Args:
+        config: None reads the configuration of this machine (`load_config`).
+        plugins: None finds the installed ones.
+        interposer: called at the points of each desktop's life; fault injection hangs here.
+
+    Raises:
+        PrerequisiteError: the machine lacks something; the text says what mends it.
+        PluginError: a required gate cannot be loaded.
+
+    At the end of the block every desktop is closed and nothing is left: no process, mount, namespace, cgroup or file.
+    """
+    config = config or load_config()
+    if os.geteuid() != 0:
+        raise PrerequisiteError(
+            f"desktops need root on the host, this is uid {os.geteuid()}", hint="run it with sudo"
+        )
+    found = plugins or build_manager()
+    for record in found.broken():
+        _log.error("plugin not in use", plugin=record.name, distribution=record.distribution, error=record.error)
+    found.require_gates(config.extra_required_gates)
+    async with AsyncExitStack() as stack:
+        slots: dict[str, Slot] = {}
+        services = await _open_services(stack, config, found, interposer, slots)
+        images = ImageStore(config.state_dir / "images")
+        checkers = {name: (factory(config), owner) for name, (factory, owner) in found.registry.checkers.items()}
+        catalogues = [factory(config) for factory, _ in found.registry.catalogues.values()]
+        problem: BaseException | None = None
+        async with trio.open_nursery() as nursery:
+            host = Host(services, found, images, nursery, checkers, catalogues, EventBus(), slots)
+            nursery.start_soon(services.watcher.run)
+            try:
+                yield host
+            except BaseException as e:
+                # The nursery would wrap the caller's own error in a group.
+                problem = e
+            finally:
+                with trio.CancelScope(shield=True):
+                    await _close_slots(host)
+                host.unlock_images()
+                nursery.cancel_scope.cancel()
+        if problem is not None:
+            raise problem
+
+
+async def _close_slots(host: Host) -> None:
+    async with trio.open_nursery() as nursery:
+        for slot in list(host.slots.values()):
+            nursery.start_soon(_close_slot, slot)
+
+
+async def _close_slot(slot: Slot) -> None:
+    try:
+        await slot.close(reason="the host closed")
+    except DesktopError:
+        # The others are closed all the same; what is left is cleared by the next host that opens.
+        _log.exception("a desktop could not be removed whole", slot=slot.id)
+
+
+async def _open_services(
+    stack: AsyncExitStack,
+    config: HostConfig,
+    plugins: Plugins,
+    interposer: Interposer | None,
+    slots: dict[str, Slot],
+) -> Services:
+    """Open what the host's desktops share; everything is released by `stack`, in reverse."""
+    instance = f"h-{uuid.uuid4().hex[:12]}"
+    state = config.state_dir
+    # A desktop's root is nobody on the host and must reach its own root file system and /dev, so the folders above
+    # them may be passed through. They cannot be listed, and what lies in them has random names.
+    for name, mode in (("slots", 0o711), ("checkpoints", 0o700), ("images", 0o700)):
+        (state / name).mkdir(parents=True, exist_ok=True, mode=mode)
+        (state / name).chmod(mode)
+    runtime = state / "run" / instance
+    runtime.mkdir(parents=True, mode=0o711)
+    stack.callback(_remove_runtime, runtime)
+    me = read_processes([os.getpid()])[0]
+    (runtime / "owner").write_text(f"{me.host_pid} {me.start_ticks}")
+    criu = await trio.to_thread.run_sync(find_criu, state)
+    store = CheckpointStore(state / "checkpoints", HostFacts.of_this_host(criu))
+    stack.callback(os.close, await trio.to_thread.run_sync(_enter_state, state, store))
+    await trio.to_thread.run_sync(mount_devices, runtime / "dev")
+    await trio.to_thread.run_sync(mount_scratch, runtime / "kdat")
+    idmap_fd = await open_idmap()
+    stack.callback(os.close, idmap_fd)
+    stack.callback(remove_parent)
+
+    def on_event(slot: str, event: DesktopEvent) -> None:
+        if slot in slots:
+            slots[slot].host.on_desktop_event(slot, event)
+
+    def acted(slot: str) -> bool:
+        return slot in slots and slots[slot].has_acted
+
+    def on_kill(slot: str) -> None:
+        if slot in slots:
+            slots[slot].check_oom()
+
+    def namespaces_of_others(slot: str) -> Mapping[str, Mapping[str, int]]:
+        return {s.id: s.desktop.namespaces for s in slots.values() if s.id != slot and s.desktop is not None}
+
+    watcher = ProcessWatcher(on_event, acted, on_kill)
+    watcher.open()
+    stack.callback(watcher.close)
+    return Services(
+        config=config,
+        instance=instance,
+        slots_dir=state / "slots",
+        dev=runtime / "dev",
+        kdat_dir=runtime / "kdat",
+        idmap_fd=idmap_fd,
+        criu=criu,
+        store=store,
+        gates=GateSet.build(
+            plugins.registry, timeout_s=config.gate_timeout_s, extra_required=config.extra_required_gates
+        ),
+        watcher=watcher,
+        namespaces_of_others=namespaces_of_others,
+        interposer=interposer,
+    )
+
+
+def _enter_state(state: Path, store: CheckpointStore) -> int:
+    """Clear leftovers, alone if nobody else is open, and hold the state folder's lock, shared, from then on."""
+    clear_slots(state / "slots")
+    lock_file = state / "host.lock"
+    try:
+        alone = take_lock(lock_file)
+    except BlockingIOError:
+        return take_lock(lock_file, shared=True, wait=True)
+    try:
+        clear_checkpoints(store)
+        _clear_runtime(state / "run")
+        # flock(2) converts in place; nobody can be shared and exclusive at once in between.
+        fcntl.flock(alone, fcntl.LOCK_SH)
+    except BaseException:
+        os.close(alone)
+        raise
+    return alone
+
+
+def _clear_runtime(runtime: Path) -> None:
+    """Remove what hosts that ended without their clean-up mounted; their desktops are gone already."""
+    for folder in runtime.glob("h-*"):
+        owner = folder / "owner"
+        try:
+            pid, start = (int(x) for x in owner.read_text().split())
+        except (OSError, ValueError):
+            continue
+        if not is_running(pid, start):
+            _remove_runtime(folder)
+
+
+def _remove_runtime(runtime: Path) -> None:
+    unmount_below(runtime)
+    remove_tree(runtime)

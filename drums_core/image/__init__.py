@@ -1,0 +1,1 @@
+"""Images: recipes, and the root file systems that are built from them."""

@@ -1,0 +1,77 @@
+"""Clearing what a host that ended without its clean-up left: desktops, mounts, cgroups, half-made checkpoints.
+
+Identity is by lock, never by guess: a desktop's folder is a leftover only when nobody holds its `owner.lock`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import structlog
+
+from drums_core.checkpoint import MANIFEST, CheckpointStore
+from drums_core.durable import take_lock
+from drums_core.evidence.processes import is_running
+from drums_core.sys.cgroups import existing_cgroup
+from drums_core.sys.removal import remove_tree, unmount_below
+
+_log = structlog.get_logger("drums.leftovers")
+KILL_LIMIT_S = 10.0
+
+
+def clear_slots(slots_dir: Path) -> list[str]:
+    """Tear down every desktop that nobody owns; the slots' ids. Blocks."""
+    cleared = []
+    for folder in sorted(slots_dir.iterdir()) if slots_dir.is_dir() else []:
+        try:
+            lock = take_lock(folder / "owner.lock")
+        except BlockingIOError:
+            continue  # its owner lives
+        except FileNotFoundError:
+            continue
+        try:
+            _clear_slot(folder)
+        finally:
+            os.close(lock)
+        cleared.append(folder.name)
+        _log.warning("removed a leftover desktop", slot=folder.name)
+    return cleared
+
+
+def _clear_slot(folder: Path) -> None:
+    try:
+        record = json.loads((folder / "slot.json").read_bytes())
+        if is_running(int(record["pid1"]), int(record["start"])):
+            os.kill(int(record["pid1"]), signal.SIGKILL)
+    except (OSError, ValueError, KeyError):
+        pass  # no init was recorded: the cgroup below still finds what there is
+    cgroup = existing_cgroup(folder.name)
+    deadline = time.monotonic() + KILL_LIMIT_S
+    while cgroup is not None and not cgroup.remove():
+        if cgroup.pids():
+            cgroup.kill()
+            cgroup.thaw()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes of the leftover desktop {folder.name!r} do not end")
+        time.sleep(0.01)
+    unmount_below(folder)
+    remove_tree(folder)
+
+
+def clear_checkpoints(store: CheckpointStore) -> list[str]:
+    """Remove half-made checkpoints and forks' checkpoints that no saved one builds on; their ids. Blocks.
+
+    Only while no other host is open on the same state folder.
+    """
+    needed = {layer for m in store.names() if m.kind != "fork" for layer in m.layers}
+    removed = []
+    for folder in sorted(store.path.iterdir()) if store.path.is_dir() else []:
+        if folder.name in needed and (folder / MANIFEST).exists():
+            continue
+        store.discard(folder.name)
+        removed.append(folder.name)
+    return removed

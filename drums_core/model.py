@@ -1,0 +1,242 @@
+"""The values that travel through the runtime: phases, findings, results, limits, processes, events, tasks, rewards.
+
+All frozen; everything that is journalled or sent consists of JSON's own types once unstructured by cattrs.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+Json = Any  # what json.dumps takes: dict, list, str, int, float, bool, None
+
+
+class Phase(enum.StrEnum):
+    """When a gate looks; see `docs/concepts.md`."""
+
+    RESTORED = "restored"  # CRIU and drums' own repairs have rebuilt the desktop; nothing has run
+    PRE_RESUME = "pre_resume"  # the last moment before the first instruction; final limits are written
+    READY = "ready"  # the guest server may answer
+    SETTLED = "settled"  # 5 s after it did
+    EVENT = "event"  # any time
+    VERIFY = "verify"  # just before the checker
+
+
+class Status(enum.StrEnum):
+    """A gate's status in a report."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    PENDING = "pending"
+
+
+class Cause(enum.StrEnum):
+    """Who brought a failed gate about."""
+
+    INFRASTRUCTURE = "infrastructure"
+    AGENT = "agent"
+    TASK = "task"
+
+
+@attrs.frozen
+class PluginId:
+    """Which plugin made something: its name and the distribution that it came from."""
+
+    name: str
+    distribution: str
+    version: str
+
+
+@attrs.frozen
+class Finding:
+    """What a gate found: `ok`, or why not, with observed against expected (JSON-able)."""
+
+    ok: bool
+    reason: str = ""
+    observed: Json = None
+    expected: Json = None
+    cause: Cause = Cause.INFRASTRUCTURE
+
+
+def passed() -> Finding:
+    """The finding of a gate whose evidence holds."""
+    return Finding(ok=True)
+
+
+def failed(reason: str, *, observed: Json = None, expected: Json = None, cause: Cause = Cause.INFRASTRUCTURE) -> Finding:
+    """The finding of a gate that does not hold; `reason` is one line in words a person understands."""
+    return Finding(ok=False, reason=reason, observed=observed, expected=expected, cause=cause)
+
+
+@attrs.frozen
+class GateResult:
+    """One gate's line in an episode's report."""
+
+    gate: str
+    status: Status
+    phase: Phase
+    plugin: PluginId
+    reason: str = ""
+    cause: Cause | None = None
+    observed: Json = None
+    expected: Json = None
+    duration_ms: float = 0.0
+
+
+@attrs.frozen
+class Limits:
+    """What a desktop may use.
+
+    Args:
+        cpus: CPU time in cores (quota over period).
+        memory_bytes: memory limit.
+        swap_bytes: swap on top of the memory limit.
+        pids: processes and threads.
+    """
+
+    cpus: float = 2.0
+    memory_bytes: int = 4 << 30
+    swap_bytes: int = 0
+    pids: int = 2048
+
+
+@attrs.frozen(order=True)
+class ProcessIdentity:
+    """One process, so that it cannot be taken for another.
+
+    Args:
+        inner_pid: pid inside the desktop's pid namespace.
+        command: the kernel's command name (`comm`).
+        argv: the command line.
+        host_pid: pid on the host (0 in recorded evidence: it does not survive a restore).
+        start_ticks: start time in clock ticks since boot (0 in recorded evidence).
+    """
+
+    inner_pid: int
+    command: str
+    argv: tuple[str, ...] = ()
+    host_pid: int = 0
+    start_ticks: int = 0
+
+
+@attrs.frozen
+class ProcessDied:
+    """A process of the desktop ended.
+
+    Args:
+        host_pid: its pid on the host.
+        inner_pid: its pid inside, 0 when it was gone before it could be read.
+        command: its command name, "" when unknown.
+        signal: the signal that ended it, 0 for a normal exit.
+        exit_code: its exit code when no signal ended it.
+        core_dumped: whether the kernel marks the end as one with a core dump.
+        after_action: whether the agent had acted in this episode before.
+    """
+
+    host_pid: int
+    inner_pid: int
+    command: str
+    signal: int
+    exit_code: int
+    core_dumped: bool
+    after_action: bool
+
+
+@attrs.frozen
+class OutOfMemory:
+    """The kernel's out-of-memory killer took processes of the desktop's cgroup; `kills` counts all so far."""
+
+    kills: int
+    after_action: bool
+
+
+@attrs.frozen
+class Quarantined:
+    """The desktop was quarantined for this reason, by its user (`by_user`) or by the runtime."""
+
+    reason: str
+    by_user: bool = True
+
+
+@attrs.frozen
+class WatchLost:
+    """The kernel dropped notifications, or the watcher was not there: deaths may have gone unseen."""
+
+    reason: str
+
+
+DesktopEvent = ProcessDied | OutOfMemory | Quarantined | WatchLost
+
+
+@attrs.frozen
+class SetupStep:
+    """One step of a task's `config` or `postconfig`."""
+
+    type: str
+    parameters: Mapping[str, Json] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class Task:
+    """An OSWorld task. `evaluator` is the document as it stands; `sha256` is that of the task's file."""
+
+    id: str
+    instruction: str
+    config: Sequence[SetupStep]
+    evaluator: Mapping[str, Json]
+    domain: str
+    sha256: str
+    supported: bool = True
+    unsupported_reason: str = ""
+    source: str = ""
+
+
+class Verdict(enum.StrEnum):
+    """An episode's verdict."""
+
+    PENDING = "pending"
+    VALID = "valid"
+    INVALID = "invalid"
+
+
+@attrs.frozen
+class Validity:
+    """A verdict with what made it. `invalid_reasons` are sentences; `bad_gates` the gates that failed."""
+
+    verdict: Verdict
+    bad_gates: tuple[str, ...] = ()
+    invalid_reasons: tuple[str, ...] = ()
+    causes: tuple[Cause, ...] = ()
+
+    @property
+    def valid(self) -> bool:
+        """Whether the verdict is `valid`."""
+        return self.verdict is Verdict.VALID
+
+
+@attrs.frozen
+class Reward:
+    """What `verify` answers: the fields of the specification's page, and provenance.
+
+    Args:
+        score: the checker's result, usually 0.0 or 1.0; None when the checker did not give one.
+        valid: whether every gate of the episode passed and the desktop was never quarantined.
+        invalid_reasons: why it is not valid, in words; empty when valid.
+        verdict: `pending`, `valid` or `invalid`.
+        bad_gates: the gates that failed.
+        checker_error: set when the checker failed; there is no score.
+        checker_skipped: why the checker did not run.
+        provenance: task hash, checker and its version, image digest, checkpoint, drums version, plugins.
+    """
+
+    score: float | None
+    valid: bool
+    invalid_reasons: tuple[str, ...]
+    verdict: Verdict
+    bad_gates: tuple[str, ...]
+    checker_error: str | None = None
+    checker_skipped: str | None = None
+    provenance: Mapping[str, Json] = attrs.field(factory=dict)

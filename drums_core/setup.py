@@ -1,0 +1,102 @@
+"""Running a task's set-up steps in a desktop: as the user, with root only for what `sudo` is called on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from drums.errors import ConfigError, DrumsError, SetupFailed
+from drums_core.abc import CommandResult
+from drums_core.model import SetupStep
+
+if TYPE_CHECKING:
+    from drums_core.plugins import Registry
+    from drums_core.slot import Slot
+
+SCREEN = (1920, 1080)
+_SUDO = re.compile(r"(?:^|[\s;&|(`'\"/])sudo(?:$|\s)")
+
+
+def calls_sudo(command: str | Sequence[str]) -> bool:
+    """Whether a command has the word `sudo` where a command may stand.
+
+    Guessing wrong is harmless: a step that gets the provisioned `sudo` and does not call it runs as the user all
+    the same.
+    """
+    parts = [command] if isinstance(command, str) else command
+    return any(_SUDO.search(part) for part in parts)
+
+
+@attrs.define
+class DesktopStepContext:
+    """`drums_core.abc.StepContext` over a real desktop."""
+
+    slot: Slot
+    screen: tuple[int, int] = SCREEN
+
+    async def execute(
+        self, command: str | Sequence[str], *, shell: bool = False, timeout_s: float = 120.0
+    ) -> CommandResult:
+        """Run a command as the user; one that calls `sudo` goes through trusted provisioning."""
+        from drums_core.slot import execute_as_user
+
+        if not calls_sudo(command):
+            return await execute_as_user(self.slot.guest, "/setup/execute", command, shell=shell, timeout_s=timeout_s)
+        desktop = self.slot.desktop
+        assert desktop is not None
+        try:
+            reply = await desktop.provisioner.run_step(command, shell=shell, timeout_s=timeout_s)
+        finally:
+            desktop.track_processes()
+        return CommandResult(int(reply["returncode"]), str(reply["output"]), str(reply["error"]))
+
+    async def launch(self, command: str | Sequence[str], *, shell: bool = False) -> None:
+        """Start a program and leave it running."""
+        document = {"command": command if isinstance(command, str) else list(command), "shell": shell}
+        await self.slot.guest.call("POST", "/setup/launch", document)
+
+    def note(self, text: str) -> None:
+        """Record a remark in the episode."""
+        self.slot.episode.notes.append(text)
+        self.slot.host.publish("note", self.slot.id, text, self.slot.episode.id)
+
+
+def parse_steps(registry: Registry, steps: Sequence[SetupStep], where: str) -> None:
+    """Refuse steps that no plugin knows or whose parameters are wrong.
+
+    Raises:
+        ConfigError: with the path of the fault.
+    """
+    for index, step in enumerate(steps):
+        if step.type not in registry.steps:
+            raise ConfigError(
+                f"no plugin provides the set-up step {step.type!r}",
+                path=f"$.{where}[{index}].type",
+                hint=f"installed: {', '.join(sorted(registry.steps))}",
+            )
+        registry.steps[step.type][0]().parse(step.parameters)
+
+
+async def run_steps(slot: Slot, steps: Sequence[SetupStep]) -> None:
+    """Carry out steps in order.
+
+    Raises:
+        SetupFailed: names the step by index and type, with what it put out.
+    """
+    registry = slot.host.plugins.registry
+    context = DesktopStepContext(slot)
+    for index, step in enumerate(steps):
+        slot.host.publish("progress", slot.id, {"step": index, "type": step.type, "of": len(steps)})
+        try:
+            implementation = registry.steps[step.type][0]()
+            await implementation.run(context, implementation.parse(step.parameters))
+        except DrumsError as e:
+            facts = {k: v for k, v in e.facts.items() if k not in ("index", "step_type")}
+            facts.setdefault("output", "")
+            raise SetupFailed(
+                f"set-up step {index} ({step.type}) failed: {e.message}", index=index, step_type=step.type, **facts
+            ) from e
+

@@ -1,0 +1,469 @@
+"""A slot: a desktop's place on the host, its state machine, and everything that a user does with it."""
+
+from __future__ import annotations
+
+import enum
+import os
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import structlog
+import trio
+
+from drums.errors import (
+    CheckerError,
+    DesktopError,
+    DrumsError,
+    GuestError,
+    InvalidEpisode,
+    InvalidTransition,
+    SlotBusy,
+    SlotNotFound,
+    SlotQuarantined,
+)
+from drums_core.abc import CommandResult
+from drums_core.checkpoint import Checkpoint, task_document
+from drums_core.desktop import Desktop
+from drums_core.episode import Episode
+from drums_core.guest_client import GuestClient
+from drums_core.model import (
+    DesktopEvent,
+    Json,
+    OutOfMemory,
+    Quarantined,
+    Reward,
+    Task,
+)
+from drums_core.setup import run_steps
+from drums_core.verifying import grade
+
+if TYPE_CHECKING:
+    from drums_core.host import Host
+
+_log = structlog.get_logger("drums.slot")
+SPECIAL_ACTIONS = ("WAIT", "DONE", "FAIL")
+ACTION_PREAMBLE = "import pyautogui; import time; pyautogui.FAILSAFE = False; "
+
+
+class SlotState(enum.StrEnum):
+    """Where a slot is; see DESIGN: starting, up, quarantined, down, failed, closed."""
+
+    STARTING = "starting"
+    UP = "up"
+    QUARANTINED = "quarantined"
+    DOWN = "down"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+@attrs.define(eq=False)
+class Slot:
+    """One desktop's place. Made by `Host.create` and `Slot.fork`; close it, or use it as a context manager."""
+
+    host: Host
+    base: Checkpoint
+    task: Task | None
+    setup_at_reset: bool
+    ttl_s: float | None
+    id: str = attrs.field(factory=lambda: f"d-{uuid.uuid4().hex[:12]}")
+    state: SlotState = SlotState.STARTING
+    reason: str = ""
+    created_at: float = attrs.field(factory=time.time)
+    desktop: Desktop | None = None
+    _episode: Episode | None = None
+    _lock: trio.Lock = attrs.field(factory=trio.Lock)
+    _operation: str = ""
+    _deadline: float = float("inf")
+    _watch: trio.CancelScope | None = None
+    _oom_kills: int = 0
+
+    async def __aenter__(self) -> Slot:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # --- what it is
+
+    @property
+    def episode(self) -> Episode:
+        """The current episode."""
+        if self._episode is None:
+            raise InvalidTransition(f"slot {self.id} has no episode yet", state=self.state.value, operation="episode")
+        return self._episode
+
+    @property
+    def guest(self) -> GuestClient:
+        """The guest server of a living desktop."""
+        if self.desktop is None or self.desktop.guest is None:
+            raise InvalidTransition(
+                f"slot {self.id} has no desktop: it is {self.state.value}", state=self.state.value, operation="ask"
+            )
+        return self.desktop.guest
+
+    @property
+    def has_acted(self) -> bool:
+        """Whether the agent has acted in the current episode."""
+        return self._episode is not None and self._episode.actions > 0
+
+    def describe(self) -> dict[str, Json]:
+        """The slot as JSON."""
+        episode = self._episode
+        return {
+            "id": self.id,
+            "state": self.state.value,
+            "reason": self.reason,
+            "task": self.task.id if self.task else None,
+            "image": self.base.manifest.image,
+            "episode": episode.id if episode else None,
+            "verdict": episode.validity.verdict.value if episode else None,
+            "ttl_s": self.ttl_s,
+            "expires_in_s": self.expires_in_s(),
+            "created_at": self.created_at,
+        }
+
+    def expires_in_s(self) -> float | None:
+        """Seconds until the lease ends, None when it does not."""
+        left = self._deadline - trio.current_time()
+        return None if left == float("inf") else max(0.0, left)
+
+    # --- state
+
+    def _enter(self, state: SlotState, reason: str = "") -> None:
+        self.state, self.reason = state, reason
+        self.host.publish("slot_state", self.id, {"state": state.value, "reason": reason})
+
+    @asynccontextmanager
+    async def _operating(self, operation: str, *allowed: SlotState) -> AsyncIterator[None]:
+        """One mutating operation at a time, and only in these states."""
+        self._require(operation, allowed)
+        try:
+            self._lock.acquire_nowait()
+        except trio.WouldBlock:
+            raise SlotBusy(
+                f"slot {self.id} is busy with {self._operation!r}, so {operation!r} is refused", hint="try again when it is done"
+            ) from None
+        self._operation = operation
+        try:
+            yield
+        finally:
+            self._operation = ""
+            self._lock.release()
+
+    def _require(self, operation: str, allowed: Sequence[SlotState]) -> None:
+        if self.state in allowed:
+            return
+        facts: dict[str, Any] = {"slot": self.id, "state": self.state.value, "operation": operation}
+        if self.state is SlotState.CLOSED:
+            raise SlotNotFound(f"slot {self.id} is closed", **facts)
+        if self.state is SlotState.QUARANTINED:
+            raise SlotQuarantined(
+                f"slot {self.id} is quarantined ({self.reason}), so {operation!r} is refused",
+                hint="release it and reset it, or close it",
+                **facts,
+            )
+        names = " or ".join(s.value for s in allowed)
+        raise InvalidTransition(f"slot {self.id} is {self.state.value}; {operation!r} needs it {names}", **facts)
+
+    # --- life
+
+    async def start(self, checkpoint: Checkpoint, origin: str, *, setup: bool) -> None:
+        """Restore a checkpoint as a new episode and, if asked, run the task's set-up. Leaves nothing when it fails."""
+        services = self.host.services
+        self._enter(SlotState.STARTING)
+        image = await trio.to_thread.run_sync(self.host.image_of, checkpoint)
+        desktop = Desktop(services, self.id, services.config.limits)
+        self._episode = self.host.new_episode(self, origin)
+        self.desktop, self._oom_kills = desktop, 0
+        try:
+            await desktop.start_from(checkpoint, image.layer, self._episode)
+            # The 5 s of `alive_after_resume` begin at ready, whatever the set-up does meanwhile.
+            self.host.nursery.start_soon(self._watch_desktop, desktop, self._episode, checkpoint)
+            if setup and self.task is not None:
+                await run_steps(self, self.task.config)
+        except BaseException as e:
+            await self._end_desktop()
+            self._enter(SlotState.FAILED, f"{type(e).__name__}: {e}")
+            raise
+        self._enter(SlotState.UP)
+
+    async def _watch_desktop(self, desktop: Desktop, episode: Episode, checkpoint: Checkpoint) -> None:
+        """Judge the settled phase, and notice the end of init, until the desktop is stopped."""
+        with trio.CancelScope() as scope:
+            self._watch = scope
+
+            async def settle() -> None:
+                evidence = await trio.to_thread.run_sync(checkpoint.evidence)
+                await desktop.settle(episode, evidence)
+                self.check_oom()
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(settle)
+                pidfd = os.pidfd_open(desktop.pid1)
+                try:
+                    await trio.lowlevel.wait_readable(pidfd)
+                finally:
+                    os.close(pidfd)
+                nursery.cancel_scope.cancel()
+                self._quarantine("the desktop's init ended", by_user=False)
+                self._enter(SlotState.FAILED, "the desktop's init ended")
+
+    async def _end_desktop(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        if self._episode is not None:
+            self._episode.closed = True
+        if self.desktop is not None:
+            desktop, self.desktop = self.desktop, None
+            await desktop.stop()
+
+    def set_lease(self, ttl_s: float | None) -> None:
+        """Let the lease end `ttl_s` seconds from now; None is never."""
+        self.ttl_s = ttl_s
+        self._deadline = float("inf") if ttl_s is None else trio.current_time() + ttl_s
+
+    async def keep_lease(self) -> None:
+        """Close the slot when its lease ends; runs in the host's nursery for the slot's life."""
+        while self.state is not SlotState.CLOSED:
+            left = self._deadline - trio.current_time()
+            if left <= 0:
+                _log.info("lease ended", slot=self.id)
+                await self.close(reason="its time to live ended")
+                return
+            await trio.sleep(min(left, 1.0))
+
+    async def close(self, *, reason: str = "") -> None:
+        """End the desktop and the slot; waits for an operation under way. Twice is once."""
+        async with self._lock:
+            if self.state is SlotState.CLOSED:
+                return
+            try:
+                await self._end_desktop()
+            finally:
+                self._enter(SlotState.CLOSED, reason)
+                self.host.forget(self)
+
+    async def reset(self) -> Episode:
+        """Go back to the checkpoint that the root create started from, and run the set-up again: a new episode.
+
+        Cancellation: nothing of either desktop is left; the slot is down.
+        """
+        async with self._operating("reset", SlotState.UP, SlotState.DOWN, SlotState.FAILED):
+            await self._end_desktop()
+            self._enter(SlotState.DOWN)
+            try:
+                await self.start(self.base, "reset", setup=self.setup_at_reset)
+            except BaseException:
+                self._enter(SlotState.DOWN, self.reason)
+                raise
+            return self.episode
+
+    async def fork(self, count: int = 1) -> list[Slot]:
+        """Freeze, dump, run on, and restore `count` children side by side, each a new slot and episode.
+
+        Raises:
+            CapacityExhausted: not that many free slots; nothing starts.
+            DumpError, RestoreError: no child is left.
+        """
+        if count < 1:
+            raise ValueError(f"count is {count}, it must be at least 1")
+        async with self._operating("fork", SlotState.UP):
+            children = self.host.reserve(
+                count, base=self.base, task=self.task, setup_at_reset=self.setup_at_reset, ttl_s=self.ttl_s
+            )
+            try:
+                checkpoint = await self._dump(kind="fork", name="")
+                self.host.services.store.acquire(checkpoint)  # until every child holds it
+                try:
+                    async with trio.open_nursery() as nursery:
+                        for child in children:
+                            nursery.start_soon(child._start_as_child, checkpoint, self.episode)
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await trio.to_thread.run_sync(self.host.services.store.release, checkpoint)
+            except BaseException as e:
+                with trio.CancelScope(shield=True):
+                    for child in children:
+                        await child.close(reason="the fork failed")
+                if isinstance(e, BaseExceptionGroup):
+                    raise _first_error(e) from e
+                raise
+            return children
+
+    async def _start_as_child(self, checkpoint: Checkpoint, parent: Episode) -> None:
+        await self.start(checkpoint, "fork", setup=False)
+        self.episode.last_action = parent.last_action
+
+    async def save(self, name: str) -> Checkpoint:
+        """Keep the desktop's state under a name; `create(checkpoint=name)` starts from it.
+
+        Raises:
+            CheckpointError: the name is taken, or not one to 64 letters, digits, dots, dashes and underscores.
+        """
+        async with self._operating("save", SlotState.UP):
+            await trio.to_thread.run_sync(self.host.check_new_name, name)
+            return await self._dump(kind="saved", name=name)
+
+    async def _dump(self, *, kind: str, name: str) -> Checkpoint:
+        desktop = self.desktop
+        assert desktop is not None
+        image = self.base.manifest
+        facts: dict[str, Json] = {
+            "name": name,
+            "kind": kind,
+            "image": image.image,
+            "image_digest": image.image_digest,
+            "task": task_document(self.task),
+        }
+        if kind == "fork":
+            facts["base"] = self.base.id
+        try:
+            return await desktop.dump(**facts)
+        finally:
+            if desktop.damaged:
+                self._quarantine(desktop.damaged, by_user=False)
+
+    # --- quarantine
+
+    def quarantine(self, reason: str) -> None:
+        """Mark the episode as broken: invalid, and the desktop refuses all but verify, release and close.
+
+        Twice is once more: the later reason is added to the report.
+        """
+        self._require("quarantine", (SlotState.UP, SlotState.QUARANTINED))
+        self._quarantine(reason, by_user=True)
+
+    def _quarantine(self, reason: str, *, by_user: bool) -> None:
+        if self._episode is not None and not self._episode.closed:
+            self.host.on_desktop_event(self.id, Quarantined(reason, by_user))
+        if self.state in (SlotState.UP, SlotState.STARTING):
+            self._enter(SlotState.QUARANTINED, reason)
+
+    async def release(self) -> None:
+        """End a quarantined desktop; the slot is down and can be reset."""
+        async with self._operating("release", SlotState.QUARANTINED):
+            await self._end_desktop()
+            self._enter(SlotState.DOWN, "released from quarantine")
+
+    # --- watching
+
+    def on_event(self, event: DesktopEvent) -> None:
+        """An event of the watcher: judged by the event gates of the current episode."""
+        if self._episode is None or self._episode.closed:
+            return
+        self._episode.add(self.host.services.gates.judge_event(event))
+
+    def check_oom(self) -> None:
+        """Read the OOM counter; more than last time is an event."""
+        if self.desktop is None or self._episode is None:
+            return
+        try:
+            kills = self.desktop.cgroup.oom_kills()
+        except (OSError, DesktopError):
+            return  # it is being torn down
+        if kills > self._oom_kills:
+            self._oom_kills = kills
+            self.host.on_desktop_event(self.id, OutOfMemory(kills, self._episode.actions > 0))
+
+    # --- using it
+
+    async def wait_valid(self, timeout_s: float | None = None) -> None:
+        """Return at `valid`; raises InvalidEpisode otherwise, TimeoutError after `timeout_s`."""
+        await self.episode.wait_valid(timeout_s)
+
+    def gates(self) -> dict[str, Json]:
+        """The gate report of the current episode."""
+        self.host.services.watcher.drain()
+        return self.episode.report()
+
+    async def screenshot(self) -> bytes:
+        """The screen as PNG."""
+        self._require("screenshot", (SlotState.UP, SlotState.QUARANTINED))
+        return (await self.guest.call("GET", "/screenshot")).body
+
+    async def step(self, action: str) -> Mapping[str, Json]:
+        """One action of the agent: pyautogui code, or WAIT, DONE or FAIL.
+
+        Returns:
+            `status`, `output`, `error` and `returncode` of the code.
+        """
+        async with self._operating("step", SlotState.UP):
+            episode = self.episode
+            episode.last_action = action
+            episode.actions += 1
+            if action in SPECIAL_ACTIONS:
+                return {"status": "success", "output": "", "error": "", "returncode": 0}
+            reply = await self.guest.call("POST", "/run_python", {"code": ACTION_PREAMBLE + action})
+            document = reply.json()
+            if not isinstance(document, dict):
+                raise GuestError(f"the guest server answered an action with {type(document).__name__}, expected an object")
+            return document
+
+    async def execute(
+        self, command: str | Sequence[str], *, shell: bool = False, timeout_s: float = 120.0
+    ) -> CommandResult:
+        """A command as the agent's user."""
+        async with self._operating("execute", SlotState.UP):
+            self.episode.actions += 1
+            return await execute_as_user(self.guest, "/execute", command, shell=shell, timeout_s=timeout_s)
+
+    async def verify(self, *, strict: bool = True) -> Reward:
+        """Wait for the verdict, then score the desktop in place.
+
+        Args:
+            strict: raise instead of returning a reward that is not valid, or that has no score.
+
+        Raises:
+            InvalidEpisode: `.reward` rides along.
+            CheckerError: the checker failed in a valid episode; `.reward` rides along.
+            ValueError: the slot has no task.
+        """
+        if self.task is None:
+            raise InvalidTransition(f"slot {self.id} has no task, so there is nothing to verify", operation="verify")
+        if self.state is SlotState.QUARANTINED:
+            reward = self.host.make_reward(self, score=None, checker_skipped=f"quarantined: {self.reason}")
+        else:
+            async with self._operating("verify", SlotState.UP):
+                reward = await grade(self)
+        self.host.publish("reward", self.id, attrs.asdict(reward), self.episode.id)
+        if strict and not reward.valid:
+            raise InvalidEpisode(
+                f"episode {self.episode.id} is invalid: {'; '.join(reward.invalid_reasons)}",
+                bad_gates=list(reward.bad_gates),
+                reward=reward,
+            )
+        if strict and reward.score is None:
+            raise CheckerError(f"no score: {reward.checker_error or reward.checker_skipped}", reward=reward)
+        return reward
+
+
+def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error to show for several children that failed together; cancellation is not hidden by it."""
+    for e in group.exceptions:
+        if isinstance(e, BaseExceptionGroup):
+            return _first_error(e)
+        if isinstance(e, DrumsError | OSError):
+            return e
+    return group.exceptions[0]
+
+
+async def execute_as_user(
+    guest: GuestClient, route: str, command: str | Sequence[str], *, shell: bool, timeout_s: float
+) -> CommandResult:
+    """A command by the guest server as uid 1000, to its end."""
+    document = {
+        "command": command if isinstance(command, str) else list(command),
+        "shell": shell,
+        "timeout": timeout_s,
+    }
+    reply = (await guest.call("POST", route, document, timeout_s=timeout_s + 10)).json()
+    try:
+        return CommandResult(int(reply["returncode"]), str(reply["output"]), str(reply["error"]))
+    except (TypeError, KeyError, ValueError) as e:
+        raise GuestError(f"the guest server answered {route} with {str(reply)[:200]}") from e
+

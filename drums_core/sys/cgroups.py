@@ -1,0 +1,250 @@
+"""A desktop's own cgroup, on version 2 and on version 1 (hybrid) hosts.
+
+Sources: the kernel's `cgroup-v2.rst`, `cgroup-v1/memory.rst`, `cgroup-v1/freezer-subsystem.rst`,
+`scheduler/sched-bwc.rst`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import attrs
+
+from drums_core.model import Limits
+
+PARENT = "drums"
+CPU_PERIOD_US = 100_000
+V1_CONTROLLERS = ("memory", "cpu", "pids", "freezer")
+_V2_ROOT = Path("/sys/fs/cgroup")
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="ascii").strip()
+
+
+def _write(path: Path, value: object) -> None:
+    # One write(2) per value: the kernel parses each write on its own, and reports refusal there.
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, str(value).encode())
+    except OSError as e:
+        raise OSError(e.errno, f"writing {value!r} to {path}: {e.strerror}") from e
+    finally:
+        os.close(fd)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+
+
+def _controller_mounts() -> dict[str, Path]:
+    mounts = {}
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, where, fstype, options, *_ = line.split()
+        if fstype == "cgroup":
+            for name in set(options.split(",")) & set(V1_CONTROLLERS):
+                mounts.setdefault(name, Path(where))
+    return mounts
+
+
+def host_version() -> int:
+    """2 where memory, cpu and pids are bound to the unified hierarchy, else 1.
+
+    Raises:
+        OSError: neither version offers the controllers that a desktop needs.
+    """
+    controllers = _V2_ROOT / "cgroup.controllers"
+    if controllers.exists() and {"memory", "cpu", "pids"} <= set(_read(controllers).split()):
+        return 2
+    missing = set(V1_CONTROLLERS) - set(_controller_mounts())
+    if missing:
+        raise OSError(f"no cgroup controller {', '.join(sorted(missing))} on this host, neither version 2 nor 1")
+    return 1
+
+
+@attrs.frozen
+class Cgroup:
+    """One desktop's cgroup: a directory on version 2, one per controller on version 1."""
+
+    name: str
+    directories: Mapping[str, Path]  # controller -> directory; "" alone on version 2
+
+    @property
+    def paths(self) -> Sequence[Path]:
+        """The distinct directories."""
+        return tuple(dict.fromkeys(self.directories.values()))
+
+    @property
+    def is_v2(self) -> bool:
+        """Whether this is a version 2 cgroup."""
+        return "" in self.directories
+
+    def _file(self, controller: str, name: str) -> Path:
+        return self.directories["" if self.is_v2 else controller] / name
+
+    def pids(self) -> frozenset[int]:
+        """Host pids of the live processes in it, zombies left out."""
+        return frozenset().union(*self.members().values())
+
+    def members(self) -> Mapping[Path, frozenset[int]]:
+        """Live processes by directory."""
+        out = {}
+        for path in self.paths:
+            try:
+                listed = _read(path / "cgroup.procs").split()
+            except (FileNotFoundError, OSError):
+                listed = []
+            out[path] = frozenset(int(p) for p in listed if _state(int(p)) not in "ZX")
+        return out
+
+    def write_limits(self, limits: Limits, *, cpu: bool = True) -> None:
+        """Write the limits; without `cpu`, CPU time stays unlimited (CRIU works in the cgroup during a restore)."""
+        quota = int(limits.cpus * CPU_PERIOD_US)
+        if self.is_v2:
+            _write(self._file("memory", "memory.max"), limits.memory_bytes)
+            _write(self._file("memory", "memory.swap.max"), limits.swap_bytes)
+            _write(self._file("pids", "pids.max"), limits.pids)
+            _write(self._file("cpu", "cpu.max"), f"{quota if cpu else 'max'} {CPU_PERIOD_US}")
+            return
+        _write(self._file("memory", "memory.limit_in_bytes"), limits.memory_bytes)
+        _write(self._file("memory", "memory.memsw.limit_in_bytes"), limits.memory_bytes + limits.swap_bytes)
+        _write(self._file("pids", "pids.max"), limits.pids)
+        _write(self._file("cpu", "cpu.cfs_period_us"), CPU_PERIOD_US)
+        _write(self._file("cpu", "cpu.cfs_quota_us"), quota if cpu else -1)
+
+    def read_limits(self) -> Limits:
+        """The limits as the kernel reads them back; no limit is 0 cpus, or -1 bytes or pids."""
+        number = lambda text: -1 if text == "max" else int(text)  # noqa: E731 - one use each line below
+        if self.is_v2:
+            quota, period = _read(self._file("cpu", "cpu.max")).split()
+            return Limits(
+                cpus=0.0 if quota == "max" else int(quota) / int(period),
+                memory_bytes=number(_read(self._file("memory", "memory.max"))),
+                swap_bytes=number(_read(self._file("memory", "memory.swap.max"))),
+                pids=number(_read(self._file("pids", "pids.max"))),
+            )
+        memory = int(_read(self._file("memory", "memory.limit_in_bytes")))
+        both = int(_read(self._file("memory", "memory.memsw.limit_in_bytes")))
+        quota_us = int(_read(self._file("cpu", "cpu.cfs_quota_us")))
+        return Limits(
+            cpus=0.0 if quota_us < 0 else quota_us / int(_read(self._file("cpu", "cpu.cfs_period_us"))),
+            memory_bytes=memory,
+            swap_bytes=both - memory,
+            pids=number(_read(self._file("pids", "pids.max"))),
+        )
+
+    def oom_kills(self) -> int:
+        """How many processes the out-of-memory killer has taken in it since it was made."""
+        text = _read(self._file("memory", "memory.events" if self.is_v2 else "memory.oom_control"))
+        for line in text.splitlines():
+            key, value = line.split()
+            if key == "oom_kill":
+                return int(value)
+        raise OSError(f"no oom_kill counter for cgroup {self.name!r}; Linux 4.13 or newer is needed")
+
+    def freeze(self, *, timeout_s: float = 5.0) -> None:
+        """Freeze every process; blocks until the kernel says so.
+
+        Raises:
+            TimeoutError: some process could not be frozen.
+        """
+        self._set_frozen(True, timeout_s)
+
+    def thaw(self, *, timeout_s: float = 5.0) -> None:
+        """Let frozen processes go on."""
+        self._set_frozen(False, timeout_s)
+
+    def _set_frozen(self, frozen: bool, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        if self.is_v2:
+            _write(self._file("", "cgroup.freeze"), int(frozen))
+            done = lambda: f"frozen {int(frozen)}" in _read(self._file("", "cgroup.events"))  # noqa: E731
+        else:
+            word = "FROZEN" if frozen else "THAWED"
+            _write(self._file("freezer", "freezer.state"), word)
+            done = lambda: _read(self._file("freezer", "freezer.state")) == word  # noqa: E731
+        while not done():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"cgroup {self.name!r} is not {'frozen' if frozen else 'thawed'} after {timeout_s} s")
+            time.sleep(0.0005)
+
+    def evict(self, pid: int) -> None:
+        """Move a process (CRIU itself) out of it, to the parent."""
+        for path in self.paths:
+            _write(path.parent / "cgroup.procs", pid)
+
+    def kill(self) -> None:
+        """Send SIGKILL to every process in it, once; frozen processes die when thawed."""
+        if self.is_v2:
+            _write(self._file("", "cgroup.kill"), 1)
+            return
+        for pid in self.pids():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+    def remove(self) -> bool:
+        """Remove its directories; False while the kernel still counts a process in one of them."""
+        gone = True
+        for path in self.paths:
+            try:
+                os.rmdir(path)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                gone = False
+        return gone
+
+
+def create_cgroup(name: str) -> Cgroup:
+    """Make the cgroup `drums/NAME`.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    if host_version() == 2:
+        parent = _V2_ROOT / PARENT
+        # Controllers reach a cgroup only through every ancestor's subtree_control (cgroup-v2.rst, "Enabling").
+        _write(_V2_ROOT / "cgroup.subtree_control", "+cpu +memory +pids")
+        parent.mkdir(exist_ok=True)
+        _write(parent / "cgroup.subtree_control", "+cpu +memory +pids")
+        cgroup = Cgroup(name, {"": parent / name})
+    else:
+        mounts = _controller_mounts()
+        cgroup = Cgroup(name, {c: mounts[c] / PARENT / name for c in V1_CONTROLLERS})
+    try:
+        for path in cgroup.paths:
+            path.mkdir(parents=True)
+    except OSError:
+        cgroup.remove()
+        raise
+    return cgroup
+
+
+def remove_parent() -> None:
+    """Remove `drums` itself from every hierarchy where it is empty; left alone where another host uses it."""
+    roots = [_V2_ROOT] if host_version() == 2 else list(_controller_mounts().values())
+    for root in dict.fromkeys(roots):
+        try:
+            os.rmdir(root / PARENT)
+        except OSError:
+            continue
+
+
+def existing_cgroup(name: str) -> Cgroup | None:
+    """The cgroup `drums/NAME` if any of its directories is there."""
+    if host_version() == 2:
+        cgroup = Cgroup(name, {"": _V2_ROOT / PARENT / name})
+    else:
+        mounts = _controller_mounts()
+        cgroup = Cgroup(name, {c: mounts[c] / PARENT / name for c in V1_CONTROLLERS})
+    present = {c: path for c, path in cgroup.directories.items() if path.is_dir()}
+    return Cgroup(name, present) if present else None

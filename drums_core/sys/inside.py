@@ -1,0 +1,47 @@
+"""Reaching into a desktop's namespaces from the host: sockets, and paths through its root."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from drums_core.sys.enter import setns
+
+T = TypeVar("T")
+
+
+def in_namespace(fd: int, kind: str, work: Callable[[], T]) -> T:
+    """Run `work` in a thread of its own that has entered the namespace, and then ends.
+
+    Never in a pooled thread: one that failed to come back would poison the pool (setns(2) acts on a thread).
+    Blocks until `work` is done.
+    """
+    result: list[T] = []
+    failure: list[BaseException] = []
+
+    def enter() -> None:
+        try:
+            setns(fd, kind)
+            result.append(work())
+        except BaseException as e:  # noqa: BLE001 - handed on to the caller below
+            failure.append(e)
+
+    thread = threading.Thread(target=enter, name=f"drums-{kind}")
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return result[0]
+
+
+def tcp_socket_in(netns_fd: int) -> socket.socket:
+    """A TCP socket that lives in a network namespace, whoever uses it afterwards."""
+    return in_namespace(netns_fd, "net", lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
+
+
+def open_namespace(pid: int, kind: str) -> int:
+    """A descriptor of a process's namespace."""
+    return os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)

@@ -1,0 +1,105 @@
+"""Scoring: wait for the verdict, run the checker, and put the reward together."""
+
+from __future__ import annotations
+
+import copy
+import math
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from drums.errors import CheckerError, DrumsError, VerifierNotFound
+from drums_core.abc import CheckContext, Checker
+from drums_core.guest_gateway import serve_guest
+from drums_core.model import Phase, Reward, SetupStep, Task
+from drums_core.setup import run_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from drums_core.model import PluginId
+    from drums_core.slot import Slot
+
+_log = structlog.get_logger("drums.verify")
+
+
+def checker_for(checkers: Mapping[str, tuple[Checker, PluginId]], task: Task) -> tuple[str, Checker, PluginId]:
+    """The one checker that claims a task's evaluator.
+
+    Raises:
+        VerifierNotFound: none does, or several do.
+    """
+    claims = [(name, c, p) for name, (c, p) in checkers.items() if c.claims(task.evaluator)]
+    if len(claims) != 1:
+        func = task.evaluator.get("func")
+        who = f"{' and '.join(n for n, _, _ in claims)} both claim" if claims else "no installed checker claims"
+        raise VerifierNotFound(f"task {task.id!r}: {who} its evaluator {func!r}", task=task.id, func=func)
+    return claims[0]
+
+
+async def grade(slot: Slot) -> Reward:
+    """The reward of a slot's current episode; the desktop is graded in place.
+
+    A checker that fails gives a reward with `checker_error` and no score. Deaths up to the last moment count.
+    """
+    host, task = slot.host, slot.task
+    assert task is not None
+    episode = slot.episode
+    await episode.wait_judged()
+    desktop = slot.desktop
+    assert desktop is not None
+    evidence = await trio.to_thread.run_sync(desktop.evidence)
+    episode.add(await host.services.gates.check(Phase.VERIFY, desktop.view(), evidence))
+    score: float | None = None
+    error: str | None = None
+    _, checker, _ = checker_for(host.checkers, task)
+    try:
+        score = await _score(slot, task, checker)
+    except CheckerError as e:
+        error = e.message
+    except DrumsError as e:
+        error = f"{type(e).__name__}: {e.message}"
+    except Exception as e:
+        _log.exception("checker raised", task=task.id)
+        error = f"{type(e).__name__}: {e}"
+    host.services.watcher.drain()
+    slot.check_oom()
+    return host.make_reward(slot, score=score, checker_error=error)
+
+
+async def _score(slot: Slot, task: Task, checker: Checker) -> float:
+    failures: list[str] = []
+    guest = slot.guest
+    scratch = Path(tempfile.mkdtemp(prefix="drums-check-"))
+
+    async def serve(fd: int) -> None:
+        await serve_guest(guest, fd, failures)
+
+    async def steps(documents: Sequence[SetupStep]) -> None:
+        await run_steps(slot, documents)
+
+    try:
+        context = CheckContext(
+            task=copy.deepcopy(task),
+            last_action=slot.episode.last_action,
+            serve_guest=serve,
+            transport_failures=failures,
+            run_steps=steps,
+            scratch=scratch,
+        )
+        with trio.move_on_after(slot.host.services.config.checker_timeout_s) as scope:
+            score = await checker.check(context)
+        if scope.cancelled_caught:
+            raise CheckerError(f"the checker did not end within {slot.host.services.config.checker_timeout_s:g} s")
+    finally:
+        shutil.rmtree(scratch)
+    if failures:
+        raise CheckerError(f"the desktop could not be asked: {failures[0]}")
+    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+        raise CheckerError(f"the checker returned {score!r}, expected a finite number")
+    return float(score)

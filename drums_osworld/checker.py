@@ -1,0 +1,174 @@
+"""OSWorld's unmodified evaluation functions as a checker."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from drums.errors import CheckerError, ConfigError, DesktopError
+from drums_core.abc import CheckContext
+from drums_core.config import HostConfig
+from drums_core.model import Json, SetupStep, Task
+from drums_osworld.symbols import Symbols, locate, named, scan
+from drums_osworld.task_file import structure_steps
+from drums_verifiers.grading import score_of
+from drums_verifiers.worker import run_worker
+
+JOB = "drums_osworld.worker_job:run"
+_GIVE_UP = "FAIL"
+
+
+class OSWorldChecker:
+    """Scores with the functions that a task's evaluator names, in a worker of their own.
+
+    Args:
+        config: the host's; an OSWorld checkout in it that holds `desktop_env` comes before the installed package.
+    """
+
+    def __init__(self, config: HostConfig) -> None:
+        self._config = config
+
+    def claims(self, evaluator: Mapping[str, Json]) -> bool:
+        """All but an operator's own verifiers."""
+        return evaluator.get("func") != "drums_verifier"
+
+    def validate(self, task: Task) -> None:
+        """Refuse what could not be evaluated.
+
+        Raises:
+            ConfigError: the evaluator's fields do not fit together.
+            VerifierNotFound: it names a function that OSWorld's package does not define.
+            PrerequisiteError: the package is not installed.
+        """
+        postconfig(task)
+        if task.evaluator.get("func") != "infeasible":
+            _check_shape(task)
+            self._names(task, self._symbols())
+
+    def provenance(self, task: Task) -> Mapping[str, Json]:
+        """The functions, the package's version and the sha256 of each file that defines one of them."""
+        out: dict[str, Json] = {"checker": "osworld", "functions": named(task.evaluator.get("func"))}
+        if task.evaluator.get("func") == "infeasible":
+            return out
+        symbols = self._symbols()
+        metrics, getters = self._names(task, symbols)
+        files = [symbols.file("metrics", symbols.metric(x)) for x in metrics]
+        files += [symbols.file("getters", symbols.getter(x)) for x in getters]
+        out["desktop_env"] = locate(self._config.osworld)[1]
+        out["files"] = symbols.hashes(files)
+        return out
+
+    async def check(self, context: CheckContext) -> float:
+        """The score, in OSWorld's order: `postconfig`, then what the agent said, then the functions."""
+        evaluator = context.task.evaluator
+        steps = postconfig(context.task)
+        if steps:
+            try:
+                await context.run_steps(steps)
+            except DesktopError as e:
+                raise CheckerError(f"the evaluator's postconfig failed: {e}") from e
+        gave_up = context.last_action == _GIVE_UP
+        if evaluator.get("func") == "infeasible":
+            return 1.0 if gave_up else 0.0
+        if gave_up:
+            return 0.0
+        symbols = await trio.to_thread.run_sync(self._symbols)
+        metrics, getters = self._names(context.task, symbols)
+        request = {
+            "evaluator": evaluator,
+            "root": "/drums/files/desktop_env",
+            "metrics": {x: _place(symbols.metric(x)) for x in metrics},
+            "getters": {x: _place(symbols.getter(x)) for x in getters},
+        }
+        files = {"desktop_env": symbols.root, **_kept(context.scratch)}
+        try:
+            answer = await run_worker(
+                request,
+                job=JOB,
+                timeout_s=self._config.checker_timeout_s,
+                cgroup_paths=tuple(getattr(context, "worker_cgroups", ())),
+                guest=context.serve_guest,
+                files=files,
+            )
+        except CheckerError as e:
+            _refuse_unasked(context, cause=e)
+            raise
+        _refuse_unasked(context)
+        if set(answer) != {"score", "broken"} or not isinstance(answer["broken"], list):
+            raise CheckerError(f"the worker of {JOB!r} answered {answer!r:.200}")
+        if answer["broken"]:
+            reasons = [str(x) for x in answer["broken"]]
+            raise CheckerError(f"OSWorld's {evaluator['func']!r} could not be run: {reasons[0]}", reasons=reasons)
+        return score_of(answer["score"], source=f"OSWorld's {evaluator['func']!r}")
+
+    def _symbols(self) -> Symbols:
+        return scan(locate(self._config.osworld)[0])
+
+    def _names(self, task: Task, symbols: Symbols) -> tuple[list[str], list[str]]:
+        """The metrics and getter types of an evaluator, each once; raises `VerifierNotFound` for one not there."""
+        evaluator = task.evaluator
+        metrics = list(dict.fromkeys(named(evaluator["func"])))
+        kinds = [x["type"] for field in ("result", "expected") for x in named(evaluator.get(field) or []) if x]
+        getters = list(dict.fromkeys(kinds))
+        for metric in metrics:
+            symbols.metric(metric)
+        for getter in getters:
+            symbols.getter(getter)
+        return metrics, getters
+
+
+def _place(symbol: Any) -> dict[str, str]:
+    return {"module": symbol.module, "attribute": symbol.attribute}
+
+
+def _refuse_unasked(context: CheckContext, cause: CheckerError | None = None) -> None:
+    """A request that the desktop did not get answers to says nothing about the desktop."""
+    if context.transport_failures:
+        lines = list(context.transport_failures)
+        raise CheckerError(f"could not ask the desktop: {lines[0]}", failures=lines) from cause
+
+
+def _kept(scratch: Path) -> dict[str, Path]:
+    """The folder that set-up steps leave the output of commands in (`keep_output`), readable for the worker."""
+    cache = scratch / "cache"
+    if not cache.is_dir():
+        return {}
+    cache.chmod(0o755)
+    for entry in os.scandir(cache):
+        if stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
+            Path(entry.path).chmod(0o644)
+    return {"cache": cache}
+
+
+def postconfig(task: Task) -> Sequence[SetupStep]:
+    """The steps before an evaluation; raises `ConfigError`."""
+    return structure_steps(task.evaluator.get("postconfig", []), f"$.evaluator.postconfig of task {task.id!r}")
+
+
+def _check_shape(task: Task) -> None:
+    evaluator = task.evaluator
+    where = f"$.evaluator of task {task.id!r}"
+    functions = evaluator.get("func")
+    names = named(functions)
+    several = isinstance(functions, list)
+    if not names or not all(isinstance(x, str) and x for x in names):
+        raise ConfigError(f"{where}.func is {functions!r:.100}, not a function's name or a list of them", path=where)
+    if evaluator.get("conj", "and") not in ("and", "or"):
+        raise ConfigError(f"{where}.conj is {evaluator['conj']!r}, allowed are 'and' and 'or'", path=where)
+    if "result" not in evaluator:
+        raise ConfigError(f"{where}.result is missing", path=where)
+    for field in ("result", "expected", "options"):
+        value = evaluator.get(field)
+        if field not in evaluator or (field == "expected" and not value):
+            continue
+        if isinstance(value, list) != several or (several and len(named(value)) != len(names)):
+            raise ConfigError(f"{where}.{field} does not fit {where}.func: one entry for each function", path=where)
+        for x in named(value):
+            empty = field == "options" and not x
+            if not empty and (not isinstance(x, dict) or (field != "options" and not isinstance(x.get("type"), str))):
+                raise ConfigError(f"{where}.{field} holds {x!r:.100}, which is no such description", path=where)

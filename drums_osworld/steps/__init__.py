@@ -1,0 +1,1 @@
+"""The set-up step types that come with drums, one plugin each."""

@@ -1,0 +1,24 @@
+"""What counts as a score."""
+
+from __future__ import annotations
+
+import math
+
+from drums.errors import CheckerError
+
+
+def score_of(value: object, *, source: str) -> float:
+    """The score that a checker gave, as a float.
+
+    Args:
+        value: what the checker returned.
+        source: who returned it, for the message.
+
+    Raises:
+        CheckerError: `value` is not a finite number (or bool) from 0 to 1; never rounded, clipped or parsed.
+    """
+    if not isinstance(value, (bool, int, float)):
+        raise CheckerError(f"{source} returned {value!r:.200}, not a number from 0 to 1", returned=repr(value)[:200])
+    if not math.isfinite(value) or not 0 <= value <= 1:
+        raise CheckerError(f"{source} returned {value!r}, allowed is 0 to 1", returned=repr(value))
+    return float(value)

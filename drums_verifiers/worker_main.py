@@ -1,0 +1,87 @@
+"""The program inside a worker's sandbox: reads one request, runs the job's function on it, writes one reply.
+
+Stand-alone: the standard library alone, and nothing of it that a job does not need anyway. The request is a JSON
+document in one line on standard input, which the host keeps open: it is the leash. When the host dies its end closes,
+and the kernel then ends this process, and with it the sandbox.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import tarfile
+import traceback
+from typing import Any
+
+_SCRATCH_LEFT = 64 << 10
+
+
+def _reply(fd: int, document: dict[str, Any]) -> None:
+    try:
+        data = json.dumps(document).encode()
+    except (TypeError, ValueError) as e:
+        data = json.dumps({"ok": False, "type": type(e).__name__, "message": str(e), "traceback": ""}).encode()
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def _outcome(call: dict[str, Any]) -> dict[str, Any]:
+    try:
+        sys.path[:0] = call["path_first"]
+        sys.path += call["path_last"]
+        module, _, function = call["job"].partition(":")
+        value = getattr(importlib.import_module(module), function)(call["request"])
+        free = os.statvfs(".")
+        if free.f_bavail * free.f_frsize < _SCRATCH_LEFT or free.f_favail < 8:
+            # A checker that met ENOSPC has probably swallowed it.
+            raise OSError(28, "the worker's scratch directory is full")
+    except BaseException as e:  # noqa: BLE001 - whatever ends a job is the host's to judge
+        text = "".join(traceback.format_exception(e))
+        return {"ok": False, "type": type(e).__name__, "message": str(e)[:2000], "traceback": text[-8000:]}
+    return {"ok": True, "value": value}
+
+
+def _leash() -> None:
+    """Be ended by the kernel when standard input closes (fcntl(2): O_ASYNC; SIGIO's default action ends a process).
+
+    Not `PR_SET_PDEATHSIG`: the host's process that would have to carry it is started by a thread that ends earlier.
+    """
+    fd = os.dup(0)
+    fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    if poll.poll(0):
+        os._exit(3)  # it closed before the kernel was asked to tell
+
+
+def main() -> None:
+    """Serve the one request."""
+    fd = int(sys.argv[1])
+    os.set_inheritable(fd, False)
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        os._exit(3)
+    call = json.loads(line)
+    _leash()
+    null = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    # Python ignores it, and a file that is too large would then be an error that checkers swallow into a 0.
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    if hasattr(tarfile, "data_filter"):
+        # The default from Python 3.14 on: no member leaves the folder that an archive is unpacked to.
+        tarfile.TarFile.extraction_filter = staticmethod(tarfile.data_filter)
+    _reply(fd, _outcome(call))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # threads that a job left do not hold the reply back
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""What a test needs of the host: `@requires("root")`, or `pytestmark = requires("root", "criu")`.
+
+An unmet need skips the test with the reason. `DRUMS_REQUIRE=root,criu` says that the host has these: then the test
+fails instead. A need that is not known is an error in the test.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+
+def _root() -> str:
+    return "" if os.geteuid() == 0 else f"runs as uid {os.geteuid()}, root needed"
+
+
+def _userns() -> str:
+    done = subprocess.run(["unshare", "--user", "true"], capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else f"no user namespace can be made: {done.stderr.strip()}"
+
+
+def _criu() -> str:
+    """Root, and a CRIU that drums has installed or the system has; whether it works is for the tests to show."""
+    if lack := _root():
+        return lack
+    from drums_core.config import load_config
+
+    prefix = load_config().state_dir / "criu"
+    on_path = any(os.access(f"{x}/criu", os.X_OK) for x in [*os.get_exec_path(), "/usr/sbin"])
+    return "" if on_path or prefix.exists() else f"no CRIU on PATH nor in {str(prefix)!r}"
+
+
+_PROBES: dict[str, Callable[[], str]] = {
+    "root": functools.cache(_root),
+    "userns": functools.cache(_userns),
+    "criu": functools.cache(_criu),
+}
+
+
+class _Lack:
+    """A skip condition; looked at as pytest sets the test up, where an exception fails that one test."""
+
+    def __init__(self, lacks: list[str]) -> None:
+        self._lacks = lacks
+
+    def __bool__(self) -> bool:
+        if self._lacks:
+            raise AssertionError(f"DRUMS_REQUIRE asks for it, and the host lacks it: {'; '.join(self._lacks)}")
+        return False
+
+
+def requires(*needs: str) -> pytest.MarkDecorator:
+    """A mark that skips a test whose needs are not met, or fails it where `DRUMS_REQUIRE` names the need.
+
+    Raises:
+        ValueError: an unknown need, here or in `DRUMS_REQUIRE`.
+    """
+    demanded = {x.strip() for x in os.environ.get("DRUMS_REQUIRE", "").split(",") if x.strip()}
+    if unknown := ({*needs} | demanded) - set(_PROBES):
+        raise ValueError(f"unknown test requirements {sorted(unknown)}, known are {sorted(_PROBES)}")
+    lacks = {need: lack for need in needs if (lack := _PROBES[need]())}
+    if fatal := [f"{need}: {lack}" for need, lack in lacks.items() if need in demanded]:
+        return pytest.mark.skipif(_Lack(fatal), reason="unreachable")  # type: ignore[arg-type]
+    return pytest.mark.skipif(bool(lacks), reason="; ".join(lacks.values()) or "met")

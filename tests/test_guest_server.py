@@ -1,0 +1,538 @@
+"""The guest server in a throw-away desktop: an overlay over a built image, in namespaces of its own.
+
+The image is the one that DRUMS_TEST_ROOTFS names, or the one of the development machine. Without root or an image the
+tests skip, and fail instead where DRUMS_REQUIRE asks for them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import hmac
+import http.client
+import importlib
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GUEST = Path(__file__).parent.parent / "drums_core" / "guest"
+ROOTFS = Path(os.environ.get("DRUMS_TEST_ROOTFS", "/var/lib/drums-dev/rootfs-latest"))
+SECRET = "0123456789abcdef" * 4
+CLONE_NEWNET = 0x40000000
+
+# What the host does before it starts pid 1, without user namespace, seccomp filter and cgroup. The guest's files come
+# from the working tree, so that the tests are about these and not about those of the day of the build.
+START = """
+set -eu
+work=$1 rootfs=$2 guest=$3
+mount --make-rprivate /
+mount -t tmpfs tmpfs "$work"
+mkdir "$work/upper" "$work/work" "$work/root"
+mount -t overlay -o "lowerdir=$rootfs,upperdir=$work/upper,workdir=$work/work" overlay "$work/root"
+cd "$work/root"
+rm -rf opt/drums/guest
+mkdir -p opt/drums/guest
+cp "$guest"/*.py "$guest"/*.sh opt/drums/guest/
+chown -R 0:0 opt/drums/guest
+chmod 755 opt/drums/guest opt/drums/guest/*.sh
+mount -t proc proc proc
+mount -t sysfs -o ro sysfs sys
+mount -t tmpfs -o mode=755 tmpfs dev
+for node in null zero full random urandom tty; do touch "dev/$node"; mount --bind "/dev/$node" "dev/$node"; done
+mkdir dev/pts dev/shm
+mount -t devpts -o newinstance,ptmxmode=0666,mode=620 devpts dev/pts
+ln -s pts/ptmx dev/ptmx
+ln -s /proc/self/fd dev/fd
+mount -t tmpfs -o mode=1777 tmpfs dev/shm
+mount -t tmpfs -o mode=755 tmpfs run
+mount -t tmpfs -o mode=1777 tmpfs tmp
+mkdir -p run/user/1000 tmp/.X11-unix
+chown 1000:1000 run/user/1000
+chmod 700 run/user/1000
+chmod 1777 tmp/.X11-unix
+ip link set lo up
+hostname desktop
+pivot_root . mnt
+exec chroot . /bin/sh -c 'umount -l /mnt; exec /usr/bin/tini -- /opt/drums/guest/init.sh' </dev/null >/dev/null 2>&1
+"""
+
+
+class Desktop:
+    """A running throw-away desktop; `pid` is its pid 1 on the host."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.root = Path(f"/proc/{pid}/root")
+
+    def connect(self) -> socket.socket:
+        """A connection to the guest server, made in the desktop's network namespace."""
+        made: list[socket.socket] = []
+        failed: list[OSError] = []
+
+        def enter() -> None:
+            # The namespace is the thread's alone; the socket stays in it.
+            namespace = os.open(f"/proc/{self.pid}/ns/net", os.O_RDONLY)
+            try:
+                if ctypes.CDLL(None, use_errno=True).setns(namespace, CLONE_NEWNET) != 0:
+                    raise OSError(ctypes.get_errno(), "setns")
+                made.append(socket.create_connection(("127.0.0.1", 5000), timeout=30))
+            except OSError as error:
+                failed.append(error)
+            finally:
+                os.close(namespace)
+
+        thread = threading.Thread(target=enter)
+        thread.start()
+        thread.join()
+        if failed:
+            raise failed[0]
+        return made[0]
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | dict[str, Any] | None = None,
+        *,
+        secret: str | None = SECRET,
+        headers: dict[str, str] | None = None,
+    ) -> tuple[int, bytes]:
+        """One request; its status and body."""
+        connection = http.client.HTTPConnection("127.0.0.1", 5000)
+        connection.sock = self.connect()
+        sent = dict(headers or {})
+        if secret is not None:
+            sent["X-Drums-Secret"] = secret
+        if isinstance(body, dict):
+            body = json.dumps(body).encode()
+            sent["Content-Type"] = "application/json"
+        try:
+            connection.request(method, path, body, sent)
+            reply = connection.getresponse()
+            return reply.status, reply.read()
+        finally:
+            connection.close()
+
+    def execute(self, command: str | list[str], **more: Any) -> dict[str, Any]:
+        """Runs a command (text by the shell) and returns the reply's document."""
+        body = {"command": command, "shell": isinstance(command, str), **more}
+        status, answer = self.ask("POST", "/execute", body)
+        assert status == 200, answer
+        document: dict[str, Any] = json.loads(answer)
+        return document
+
+    def server_pids(self) -> tuple[int, int]:
+        """The server and the spawner, as the desktop numbers them."""
+        found = self.execute("pgrep -o -f guest/server.py; pgrep -n -u 900 -f guest/server.py")["output"].split()
+        return int(found[0]), int(found[1])
+
+
+def unmet() -> str:
+    """What these tests lack on this machine; empty when nothing."""
+    if os.geteuid() != 0:
+        return "root"
+    if not (ROOTFS / "usr/bin/tini").exists():
+        return f"an image at {ROOTFS}"
+    return ""
+
+
+@pytest.fixture(scope="module")
+def desktop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desktop]:
+    lack = unmet()
+    if lack:
+        if os.environ.get("DRUMS_REQUIRE"):
+            pytest.fail(f"the guest server's tests need {lack}")
+        pytest.skip(f"needs {lack}")
+    work = tmp_path_factory.mktemp("desktop")
+    namespaces = ["--mount", "--pid", "--fork", "--kill-child", "--net", "--uts", "--ipc"]
+    command = ["unshare", *namespaces, "sh", "-c", START, "start", str(work), str(ROOTFS.resolve()), str(GUEST)]
+    starter = subprocess.Popen(command)
+    try:
+        yield wait_ready(starter)
+    finally:
+        starter.kill()
+        starter.wait()
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def wait_ready(starter: subprocess.Popen[bytes]) -> Desktop:
+    """Waits for the session and the server, and writes the tests' secret."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        assert starter.poll() is None, "the desktop ended"
+        children = Path(f"/proc/{starter.pid}/task/{starter.pid}/children").read_text().split()
+        if children and b"tini" in Path(f"/proc/{children[0]}/cmdline").read_bytes().split(b"\0")[0]:
+            desktop = Desktop(int(children[0]))
+            secret = desktop.root / "run/drums-guest/secret"
+            if (
+                secret.exists()
+                and secret.stat().st_size == 64
+                and (desktop.root / "run/user/1000/session-ready").exists()
+            ):
+                assert secret.stat().st_mode & 0o777 == 0o600
+                with secret.open("r+b") as file:
+                    file.write(SECRET.encode())
+                return desktop
+        time.sleep(0.05)
+    raise AssertionError("the desktop did not start in time")
+
+
+# --- who may ask, and who answers ---
+
+
+def test_health_proves_the_secret(desktop: Desktop) -> None:
+    status, body = desktop.ask("GET", "/health", headers={"X-Drums-Challenge": "abc"})
+    document = json.loads(body)
+    assert (status, document["status"]) == (200, "ok")
+    assert document["proof"] == hmac.new(SECRET.encode(), b"abc", hashlib.sha256).hexdigest()
+
+
+@pytest.mark.parametrize("secret", [None, "", "0" * 64, SECRET[:-1], SECRET + "0"])
+def test_wrong_secret_is_refused(desktop: Desktop, secret: str | None) -> None:
+    for method, path in (("GET", "/health"), ("POST", "/execute"), ("GET", "/nothing")):
+        status, body = desktop.ask(method, path, b"{}" * 1000, secret=secret)
+        assert (status, json.loads(body)["status"]) == (401, "error")
+
+
+def test_strangers_that_say_nothing_keep_nobody_out(desktop: Desktop) -> None:
+    idle = [desktop.connect() for _ in range(200)]
+    try:
+        assert desktop.ask("GET", "/health")[0] == 200
+    finally:
+        for connection in idle:
+            connection.close()
+
+
+def test_many_commands_at_once_leave_health_its_thread(desktop: Desktop) -> None:
+    busy = [
+        threading.Thread(target=desktop.ask, args=("POST", "/execute", {"command": ["sleep", "1"]})) for _ in range(9)
+    ]
+    for thread in busy:
+        thread.start()
+    started = time.monotonic()
+    assert desktop.ask("GET", "/health")[0] == 200
+    assert time.monotonic() - started < 0.8
+    for thread in busy:
+        thread.join()
+
+
+# --- commands ---
+
+
+def test_commands_run_as_the_user_without_rights(desktop: Desktop) -> None:
+    answer = desktop.execute("id -u; id -g; id -G; pwd; cat /proc/self/status; env")
+    assert (answer["status"], answer["returncode"], answer["error"]) == ("success", 0, "")
+    lines = answer["output"].splitlines()
+    assert lines[:4] == ["1000", "1000", "1000", "/home/user"]
+    status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    for kind in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
+        assert int(status[kind], 16) == 0, kind
+    assert status["NoNewPrivs"] == "1"
+    assert status["Uid"].split() == ["1000"] * 4
+    for line in ("HOME=/home/user", "DISPLAY=:0", "LANG=C.UTF-8", "XDG_RUNTIME_DIR=/run/user/1000"):
+        assert line in lines
+
+
+def test_execute_speaks_osworlds_dialect(desktop: Desktop) -> None:
+    assert desktop.execute(["sh", "-c", "echo a; echo b >&2; exit 3"]) == {
+        "status": "success",
+        "output": "a\n",
+        "error": "b\n",
+        "returncode": 3,
+    }
+    status, body = desktop.ask("POST", "/setup/execute", {"command": "echo 'a  b' ~/x", "shell": False})
+    assert (status, json.loads(body)["output"]) == (200, "a  b /home/user/x\n")
+    status, body = desktop.ask("POST", "/execute", {"command": ["no-such-program"]})
+    assert (status, json.loads(body)["status"]) == (500, "error")
+    assert "No such file or directory: 'no-such-program'" in json.loads(body)["message"]
+    for wrong in (b"no json", b"[]", {"command": 7}, {"command": ""}, {"command": "'"}, {"command": ["a\0b"]}):
+        assert desktop.ask("POST", "/execute", wrong)[0] == 400, wrong
+    assert desktop.ask("GET", "/execute")[0] == 405
+    assert desktop.ask("GET", "/nothing")[0] == 404
+
+
+def test_timeout_kills_the_whole_session(desktop: Desktop) -> None:
+    started = time.monotonic()
+    command = "sleep 7001 & (sleep 7001; true) & sh -c 'sleep 7001'"
+    status, body = desktop.ask("POST", "/execute", {"command": command, "shell": True, "timeout": 0.5})
+    assert status == 500
+    assert "timed out" in json.loads(body)["message"]
+    assert time.monotonic() - started < 3
+    assert desktop.execute("pgrep -fc '[s]leep 7001'")["output"] == "0\n"
+
+
+def test_background_processes_hold_nothing_up(desktop: Desktop) -> None:
+    started = time.monotonic()
+    assert desktop.execute("sleep 5 & echo done")["output"] == "done\n"
+    assert time.monotonic() - started < 2
+
+
+def test_long_output_is_cut_and_says_so(desktop: Desktop) -> None:
+    answer = desktop.execute("head -c 20000000 /dev/zero | tr '\\0' x; echo e >&2")
+    assert (len(answer["output"]), answer["error"]) == (8 << 20, "e\n")
+    assert answer["output_truncated"] is True
+    assert "error_truncated" not in answer
+
+
+def test_launch_does_not_wait(desktop: Desktop) -> None:
+    started = time.monotonic()
+    assert desktop.ask("POST", "/setup/launch", {"command": ["sleep", "7002"]})[0] == 200
+    assert time.monotonic() - started < 2
+    parent = desktop.execute("ps -o ppid= -p $(pgrep -f '[s]leep 7002')")["output"]
+    assert int(parent) == 1
+    desktop.execute("pkill -f '[s]leep 7002'")
+    assert desktop.ask("POST", "/setup/launch", {"command": ["no-such-program"]})[0] == 500
+
+
+def test_python_runs_in_a_loaded_interpreter(desktop: Desktop) -> None:
+    code = (
+        "import pyautogui, sys, os; pyautogui.FAILSAFE = False; pyautogui.moveTo(321, 123); print(pyautogui.position())"
+    )
+    status, body = desktop.ask("POST", "/run_python", {"code": code + "; print(os.getuid(), sys.argv, __name__)"})
+    document = json.loads(body)
+    assert (status, document["status"], document["returncode"]) == (200, "success", 0), document
+    assert document["output"].splitlines() == ["Point(x=321, y=123)", "1000 ['-c'] __main__"]
+    assert json.loads(desktop.ask("GET", "/cursor_position")[1]) == [321, 123]
+    document = json.loads(desktop.ask("POST", "/run_python", {"code": "print('a')\n1/0"})[1])
+    assert (document["status"], document["returncode"], document["output"]) == ("error", 1, "a\n")
+    assert document["error"].splitlines()[0] == "Traceback (most recent call last):"
+    assert document["error"].splitlines()[1] == '  File "<string>", line 2, in <module>'
+    assert json.loads(desktop.ask("POST", "/run_python", {"code": "raise SystemExit(7)"})[1])["returncode"] == 7
+    assert json.loads(desktop.ask("POST", "/run_python", {"code": "import guest"})[1])["returncode"] == 1
+
+
+def test_osworld_actions_use_the_loaded_interpreter(desktop: Desktop) -> None:
+    code = "import pyautogui; import time; pyautogui.FAILSAFE = False; pyautogui.moveTo(50, 60); print(pyautogui.PAUSE)"
+    started = time.monotonic()
+    assert desktop.execute(["python", "-c", code])["output"] == "0.1\n"
+    assert time.monotonic() - started < 1
+    assert json.loads(desktop.ask("GET", "/cursor_position")[1]) == [50, 60]
+
+
+# --- the screen ---
+
+
+def test_screenshot_is_the_screen_with_the_pointer(desktop: Desktop) -> None:
+    assert json.loads(desktop.ask("POST", "/screen_size")[1]) == {"width": 1920, "height": 1080}
+    move = "import pyautogui; pyautogui.FAILSAFE=False; pyautogui.moveTo({0}, {0})"
+    pictures = []
+    for place in (400, 700):
+        desktop.ask("POST", "/run_python", {"code": move.format(place)})
+        status, body = desktop.ask("GET", "/screenshot")
+        assert (status, body[:8]) == (200, b"\x89PNG\r\n\x1a\n"), body[:500]
+        assert struct.unpack(">II", body[16:24]) == (1920, 1080)
+        pictures.append(body)
+    assert pictures[0] != pictures[1]
+
+
+def test_window_size(desktop: Desktop) -> None:
+    desktop.ask("POST", "/setup/launch", {"command": ["xterm", "-geometry", "80x24"]})
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    deadline = time.monotonic() + 10
+    while True:
+        status, body = desktop.ask("POST", "/window_size", b"app_class_name=XTerm", headers=form)
+        if status == 200 or time.monotonic() > deadline:
+            break
+    assert json.loads(body)["width"] > 100, body
+    desktop.execute("pkill xterm")
+    assert desktop.ask("POST", "/window_size", b"app_class_name=Nothing", headers=form)[0] == 500
+
+
+def test_small_questions(desktop: Desktop) -> None:
+    assert desktop.ask("GET", "/platform") == (200, b"Linux")
+    assert json.loads(desktop.ask("GET", "/terminal")[1]) == {"output": None, "status": "success"}
+    assert json.loads(desktop.ask("POST", "/desktop_path")[1]) == {"desktop_path": "/home/user/Desktop"}
+    assert desktop.ask("GET", "/accessibility")[0] == 501
+
+
+# --- files ---
+
+
+def upload(desktop: Desktop, path: str, data: bytes) -> tuple[int, bytes]:
+    lines = [b"--b", b'Content-Disposition: form-data; name="file_path"', b"", path.encode(), b"--b"]
+    lines += [b'Content-Disposition: form-data; name="file_data"; filename="f"', b"Content-Type: x/y", b"", data]
+    body = b"\r\n".join([*lines, b"--b--", b""])
+    return desktop.ask("POST", "/setup/upload", body, headers={"Content-Type": "multipart/form-data; boundary=b"})
+
+
+def fetch(desktop: Desktop, path: str) -> tuple[int, bytes]:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    return desktop.ask("POST", "/file", f"file_path={path}".encode(), headers=form)
+
+
+def test_files_go_in_and_come_out(desktop: Desktop) -> None:
+    data = os.urandom(3 << 20) + b"\r\n--c\r\n"
+    assert upload(desktop, "/home/user/new/folder/f.bin", data)[0] == 200
+    assert fetch(desktop, "/home/user/new/folder/f.bin") == (200, data)
+    assert fetch(desktop, "~/new/folder/f.bin") == (200, data)
+    assert desktop.execute("stat -c '%u %a' new/folder/f.bin")["output"] == "1000 644\n"
+    assert upload(desktop, "relative.txt", b"")[0] == 200
+    assert fetch(desktop, "$HOME/relative.txt") == (200, b"")
+    document = json.loads(desktop.ask("POST", "/list_directory", {"path": "/home/user/new"})[1])
+    file = {"type": "file", "name": "f.bin"}
+    folder = {"type": "directory", "name": "folder", "children": [file]}
+    assert document == {"directory_tree": {"type": "directory", "name": "new", "children": [folder]}}
+    assert desktop.ask("POST", "/list_directory", {"path": "/nowhere"})[0] == 400
+
+
+def test_file_routes_act_as_the_user(desktop: Desktop) -> None:
+    desktop.execute("mkfifo pipe; ln -sf /run/drums-guest/secret link")
+    assert fetch(desktop, "/home/user/absent")[0] == 404
+    assert fetch(desktop, "/home/user")[0] == 400
+    assert fetch(desktop, "/home/user/pipe")[0] == 400
+    assert fetch(desktop, "/dev/zero")[0] == 400
+    for path in ("/run/drums-guest/secret", "/home/user/link", "/etc/shadow"):
+        status, body = fetch(desktop, path)
+        assert (status, b"Permission denied" in body) == (500, True), path
+    for path in ("/etc/passwd", "/opt/drums/guest/server.py", "/home/user/link"):
+        assert upload(desktop, path, b"x")[0] == 500, path
+
+
+# --- the agent against the server ---
+
+
+def test_agent_cannot_reach_the_servers_processes(desktop: Desktop) -> None:
+    pids = desktop.server_pids()
+    assert pids[0] != pids[1]
+    for pid in (1, *pids):
+        for command in (f"kill -9 {pid}", f"kill -0 {pid}", f"cat /proc/{pid}/environ", f"ls /proc/{pid}/fd"):
+            assert desktop.execute(command)["returncode"] != 0, command
+        code = f"import ctypes; print(ctypes.CDLL(None).ptrace(0x4206, {pid}, 0, 0))"
+        assert json.loads(desktop.ask("POST", "/run_python", {"code": code})[1])["output"] == "-1\n"
+    assert desktop.execute("ls /run/drums-guest; cat /run/drums-guest/secret")["output"] == ""
+    assert desktop.execute("echo >> /opt/drums/guest/init.sh")["returncode"] != 0
+
+
+def test_spawner_alone_keeps_three_capabilities(desktop: Desktop) -> None:
+    server, spawner = desktop.server_pids()
+    # KILL is 5, SETGID 6, SETUID 7.
+    for pid, expected in ((server, 0), (spawner, 0b11100000)):
+        lines = desktop.execute(f"cat /proc/{pid}/status")["output"].splitlines()
+        status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+        assert [int(status[kind], 16) for kind in ("CapPrm", "CapEff", "CapAmb")] == [expected] * 3
+        assert status["Uid"].split() == ["900"] * 4
+
+
+def test_a_new_secret_counts_at_once(desktop: Desktop) -> None:
+    other = "f" * 64
+    file = desktop.root / "run/drums-guest/secret"
+    file.write_text(other)
+    try:
+        assert desktop.ask("GET", "/health")[0] == 401
+        assert desktop.ask("GET", "/health", secret=other)[0] == 200
+    finally:
+        file.write_text(SECRET)
+
+
+def test_server_comes_back_after_its_spawner_died(desktop: Desktop) -> None:
+    before = desktop.server_pids()
+    kill_inside(desktop, before[1])
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            if desktop.ask("GET", "/health")[0] == 200 and desktop.server_pids() != before:
+                break
+        except OSError:
+            time.sleep(0.05)
+    assert set(desktop.server_pids()).isdisjoint(before)
+    assert desktop.execute("id -u")["output"] == "1000\n"
+
+
+def kill_inside(desktop: Desktop, pid: int) -> None:
+    command = ["nsenter", "-t", str(desktop.pid), "-m", "-p", "kill", "-9", str(pid)]
+    subprocess.run(command, check=True)
+
+
+def test_agent_that_kills_everything_leaves_the_server(desktop: Desktop) -> None:
+    """Last but one of the file: the session does not come back."""
+    before = desktop.server_pids()
+    desktop.ask("POST", "/execute", {"command": ["kill", "-9", "-1"]})
+    desktop.ask("POST", "/run_python", {"code": "import os; os.kill(-1, 9)"})
+    assert desktop.ask("GET", "/health")[0] == 200
+    assert desktop.execute("id -u")["output"] == "1000\n"
+    assert desktop.server_pids() == before
+    started = time.monotonic()
+    assert desktop.ask("GET", "/screenshot")[0] == 500
+    assert time.monotonic() - started < 2
+
+
+def test_a_false_display_is_survived(desktop: Desktop) -> None:
+    """A display that takes connections and never answers costs one request its time, not the server its life."""
+    code = (
+        "import socket, os, time\n"
+        "os.path.exists('/tmp/.X11-unix/X0') and os.unlink('/tmp/.X11-unix/X0')\n"
+        "s = socket.socket(socket.AF_UNIX); s.bind('/tmp/.X11-unix/X0'); s.listen(50); time.sleep(60)\n"
+    )
+    assert desktop.ask("POST", "/setup/launch", {"command": ["python3", "-c", code]})[0] == 200
+    threads = [threading.Thread(target=desktop.ask, args=("GET", "/screenshot")) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert desktop.ask("GET", "/health")[0] == 200
+    desktop.execute("pkill -9 -f X11-unix")
+    for thread in threads:
+        thread.join()
+
+
+# --- parts that need no desktop ---
+
+
+@pytest.fixture(scope="module")
+def wire() -> Iterator[Any]:
+    sys.path.append(str(GUEST.parent))
+    try:
+        yield importlib.import_module("guest.wire")
+    finally:
+        sys.path.remove(str(GUEST.parent))
+
+
+def test_heads_are_read_strictly(wire: Any) -> None:
+    head = b"POST /file?a=b HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc"
+    request, start = wire.parse_head(bytearray(head))
+    assert (request.method, request.path, request.headers["content-length"]) == ("POST", "/file", "3")
+    assert head[start:] == b"abc"
+    assert wire.parse_head(bytearray(head[:-10])) is None
+    for wrong in (
+        b"GET /\r\n\r\n",
+        b"GET / HTTP/2\r\n\r\n",
+        b"GET / HTTP/1.1\r\na\r\n\r\n",
+        b"x" * (wire.MAX_HEAD + 1),
+    ):
+        with pytest.raises(wire.HttpError):
+            wire.parse_head(bytearray(wrong))
+
+
+def test_bodies_are_read_to_their_length(wire: Any) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"cdef")
+        request = wire.Request("POST", "/", {"content-length": "5"})
+        wire.read_body(ours, request, b"ab")
+        assert request.body == b"abcde"
+        for headers in ({"content-length": "-1"}, {"content-length": "9" * 12}, {"transfer-encoding": "chunked"}):
+            with pytest.raises(wire.HttpError):
+                wire.read_body(ours, wire.Request("POST", "/", headers), b"")
+        theirs.close()
+        with pytest.raises(wire.HttpError, match="ended"):
+            wire.read_body(ours, wire.Request("POST", "/", {"content-length": "9"}), b"ab")
+
+
+def test_forms_of_both_kinds(wire: Any) -> None:
+    request = wire.Request("POST", "/", {}, bytearray(b"file_path=%2Fa+b&x="))
+    assert request.form() == {"file_path": b"/a b", "x": b""}
+    body = b'--q\r\nContent-Disposition: form-data; name="d"; filename="n"\r\n\r\n\r\n--qq\r\n--q--\r\n'
+    request = wire.Request("POST", "/", {"content-type": 'multipart/form-data; boundary="q"'}, bytearray(body))
+    assert request.form() == {"d": b"\r\n--qq"}
+    request.body = bytearray(body[:-9])
+    with pytest.raises(wire.HttpError):
+        request.form()

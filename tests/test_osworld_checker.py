@@ -1,0 +1,365 @@
+"""OSWorld's unmodified functions in the sandboxed worker, against a small guest server of this test. As root."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from requires import requires
+
+from drums.errors import CheckerError, ConfigError, GuestError, PrerequisiteError, VerifierNotFound
+from drums_core.abc import CheckContext
+from drums_core.config import HostConfig
+from drums_core.model import SetupStep, Task
+from drums_osworld import checker as checker_module
+from drums_osworld import symbols, worker_job
+from drums_osworld.checker import OSWorldChecker
+
+needs_root = requires("root")
+
+RENAMED = {
+    "func": "exact_match",
+    "result": {"type": "vm_command_line", "command": "[ -d ~/Desktop/b ] && echo yes || echo no", "shell": True},
+    "expected": {"type": "rule", "rules": {"expected": "yes\n"}},
+}
+
+
+def task(evaluator: Mapping[str, Any]) -> Task:
+    return Task("0" * 36, "do", (), evaluator, "os", "0" * 64)
+
+
+@attrs.define
+class Guest:
+    """Answers `/execute` with what `answer` makes of the request, and `/file` with `files`."""
+
+    answer: Callable[[Any], tuple[int, Any]]
+    files: dict[str, bytes] = attrs.field(factory=dict)
+    requests: list[tuple[str, str]] = attrs.field(factory=list)
+    failures: list[str] = attrs.field(factory=list)
+
+    async def serve(self, fd: int) -> None:
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=fd)))
+        await trio.serve_listeners(self._one, [listener])
+
+    async def _one(self, stream: trio.SocketStream) -> None:
+        async with stream:
+            data = b""
+            while b"\r\n\r\n" not in data:
+                data += await stream.receive_some()
+            head, _, body = data.partition(b"\r\n\r\n")
+            length = next((int(x[15:]) for x in head.split(b"\r\n") if x.lower().startswith(b"content-length:")), 0)
+            while len(body) < length:
+                body += await stream.receive_some()
+            self.requests.append((head.split(b" ")[1].decode(), body.decode()))
+            status, reply = self._reply(head.split(b" ")[1], body)
+            if status == 0:
+                return  # not a word: the connection just ends
+            lines = f"HTTP/1.1 {status} X\r\nContent-Length: {len(reply)}\r\nConnection: close\r\n\r\n"
+            await stream.send_all(lines.encode() + reply)
+
+    def _reply(self, path: bytes, body: bytes) -> tuple[int, bytes]:
+        if path == b"/execute":
+            status, document = self.answer(json.loads(body))
+            return status, json.dumps(document).encode()
+        content = self.files.get(body.decode().removeprefix("file_path=").replace("%2F", "/"))
+        return (200, content) if content is not None else (404, b"")
+
+
+def says(output: str) -> Callable[[Any], tuple[int, Any]]:
+    return lambda _: (200, {"status": "success", "output": output, "error": "", "returncode": 0})
+
+
+@attrs.define
+class Bench:
+    """A checker with the context that a core would give it."""
+
+    scratch: Path
+    steps: list[SetupStep] = attrs.field(factory=list)
+    fault: Exception | None = None
+    checker: OSWorldChecker = attrs.field(factory=lambda: OSWorldChecker(HostConfig(checker_timeout_s=30)))
+
+    async def _run(self, steps: Sequence[SetupStep]) -> None:
+        self.steps += steps
+        if self.fault:
+            raise self.fault
+
+    async def score(self, evaluator: Mapping[str, Any], guest: Guest, last_action: str | None = None) -> float:
+        context = CheckContext(task(evaluator), last_action, guest.serve, guest.failures, self._run, self.scratch)
+        return await self.checker.check(context)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+@needs_root
+async def test_exact_match_scores_what_the_desktop_says(bench: Bench) -> None:
+    guest = Guest(says("yes\n"))
+    assert await bench.score(RENAMED, guest) == 1.0
+    assert guest.requests == [
+        ("/execute", json.dumps({"command": RENAMED["result"]["command"], "shell": True}))  # type: ignore[index]
+    ]
+    assert await bench.score(RENAMED, Guest(says("no\n"))) == 0.0
+    assert await bench.score(RENAMED, Guest(says("yes"))) == 0.0
+    assert "desktop_env.evaluators" not in sys.modules
+
+
+@needs_root
+async def test_refusal_of_the_guest_scores_as_osworld_does(bench: Bench) -> None:
+    assert await bench.score(RENAMED, Guest(lambda _: (500, {"status": "error", "message": "no"}))) == 0.0
+
+
+@needs_root
+async def test_recorded_transport_failure_withholds_the_score(bench: Bench) -> None:
+    guest = Guest(lambda _: (502, {}))
+    guest.failures.append("POST /execute: the guest server did not answer within 30 s")
+    with pytest.raises(CheckerError, match="could not ask the desktop: POST /execute") as info:
+        await bench.score(RENAMED, guest)
+    assert info.value.failures == guest.failures
+
+
+@needs_root
+async def test_broken_connection_withholds_the_score_even_when_nobody_recorded_it(bench: Bench) -> None:
+    with pytest.raises(CheckerError, match=r"could not be run: POST http://127\.0\.0\.1:5000/execute failed"):
+        await bench.score(RENAMED, Guest(lambda _: (0, None)))
+
+
+@needs_root
+async def test_broken_connection_that_the_getter_swallows_withholds_the_score(bench: Bench) -> None:
+    # The controller catches Exception three times, and answers None.
+    evaluator = {
+        "func": "exact_match",
+        "result": {"type": "vm_terminal_output"},
+        "expected": {"type": "rule", "rules": {"expected": "x"}},
+    }
+
+    class Silent(Guest):
+        def _reply(self, path: bytes, body: bytes) -> tuple[int, bytes]:
+            return 0, b""
+
+    with pytest.raises(CheckerError, match=r"could not be run: GET .*/terminal failed"):
+        await bench.score(evaluator, Silent(says("")))
+
+
+@needs_root
+async def test_missing_package_withholds_the_score(bench: Bench) -> None:
+    if importlib.util.find_spec("rapidfuzz"):
+        pytest.fail("this test wants an interpreter without rapidfuzz")
+    evaluator = {
+        "func": "fuzzy_match",
+        "result": {"type": "vm_command_line", "command": "date"},
+        "expected": {"type": "rule", "rules": {"expected": "x"}},
+    }
+    with pytest.raises(CheckerError, match="could not be run: rapidfuzz is not installed"):
+        await bench.score(evaluator, Guest(says("y")))
+
+
+@needs_root
+async def test_missing_package_withholds_the_score_although_the_function_swallows_it(bench: Bench) -> None:
+    # check_image_size and its like have `except Exception` around all; a stand-in raises no Exception.
+    evaluator = {
+        "func": "compare_audios",
+        "result": {"type": "vm_file", "path": "/home/user/a.mp3", "dest": "a.mp3"},
+        "expected": {"type": "vm_file", "path": "/home/user/b.mp3", "dest": "b.mp3"},
+    }
+    files = {"/home/user/a.mp3": b"junk", "/home/user/b.mp3": b"other junk"}
+    with pytest.raises(CheckerError, match="librosa is not installed"):
+        await bench.score(evaluator, Guest(says(""), files))
+
+
+@needs_root
+async def test_file_is_fetched_by_osworlds_own_controller(bench: Bench) -> None:
+    evaluator = {
+        "func": "diff_text_file",
+        "result": {"type": "vm_file", "path": "/home/user/a.txt", "dest": "a.txt"},
+        "expected": {"type": "vm_file", "path": "/home/user/b.txt", "dest": "b.txt"},
+    }
+    files = {"/home/user/a.txt": b"one\ntwo\n", "/home/user/b.txt": b"one\ntwo\n"}
+    assert await bench.score(evaluator, Guest(says(""), files)) == 1.0
+
+
+@needs_root
+async def test_output_that_postconfig_kept_is_where_osworld_looks(bench: Bench) -> None:
+    (bench.scratch / "cache").mkdir(mode=0o700)
+    (bench.scratch / "cache" / "ls.out").write_text("./COMPANY.msf\n")
+    (bench.scratch / "cache" / "ls.out").chmod(0o600)
+    evaluator = {
+        "func": "check_list",
+        "postconfig": [{"type": "execute", "parameters": {"command": ["ls"], "stdout": "ls.out"}}],
+        "result": {"type": "cache_file", "path": "ls.out"},
+        "expected": {"type": "rule", "rules": {"expect": ["COMPANY"]}},
+    }
+    assert await bench.score(evaluator, Guest(says(""))) == 1.0
+    assert [x.type for x in bench.steps] == ["execute"]
+    (bench.scratch / "cache" / "ls.out").unlink()
+    with pytest.raises(CheckerError, match="AssertionError"):
+        await bench.score(evaluator, Guest(says("")))
+
+
+@needs_root
+async def test_other_addresses_withhold_the_score(bench: Bench) -> None:
+    evaluator = {
+        "func": "diff_text_file",
+        "result": {"type": "cloud_file", "path": "https://example.org/a", "dest": "a"},
+        "expected": {"type": "cloud_file", "path": "https://example.org/b", "dest": "b"},
+    }
+    with pytest.raises(CheckerError, match=r"'example\.org' was asked for"):
+        await bench.score(evaluator, Guest(says("")))
+
+
+async def test_infeasible_and_fail_are_judged_after_postconfig(bench: Bench) -> None:
+    steps = [{"type": "sleep", "parameters": {"seconds": 0}}]
+    guest = Guest(says("yes\n"))
+    for evaluator, action, score in (
+        ({"func": "infeasible"}, "FAIL", 1.0),
+        ({"func": "infeasible"}, "DONE", 0.0),
+        ({"func": "infeasible"}, None, 0.0),
+        (RENAMED, "FAIL", 0.0),
+    ):
+        bench.steps.clear()
+        assert await bench.score({**evaluator, "postconfig": steps}, guest, action) == score
+        assert [x.type for x in bench.steps] == ["sleep"]
+    assert guest.requests == []
+
+
+async def test_postconfig_that_fails_withholds_the_score(bench: Bench) -> None:
+    bench.fault = GuestError("no answer")
+    with pytest.raises(CheckerError, match="postconfig failed: no answer"):
+        await bench.score({**RENAMED, "postconfig": [{"type": "sleep", "parameters": {}}]}, Guest(says("")))
+
+
+async def test_what_a_worker_answers_is_checked(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[dict[str, Any]] = [{"score": x, "broken": []} for x in (None, "1.0", 1.5, -1, [1])]
+    answers += [{"score": 1.0}, {"score": 1.0, "broken": "no"}, {"score": 1.0, "broken": ["swallowed"]}, {}]
+    for answer in answers:
+
+        async def worker(*_: object, answer: dict[str, Any] = answer, **__: object) -> dict[str, Any]:
+            return answer
+
+        monkeypatch.setattr(checker_module, "run_worker", worker)
+        with pytest.raises(CheckerError):
+            await bench.score(RENAMED, Guest(says("")))
+
+
+def test_validate_names_the_nearest() -> None:
+    checker = OSWorldChecker(HostConfig())
+    checker.validate(task(RENAMED))
+    checker.validate(task({"func": "infeasible"}))
+    with pytest.raises(VerifierNotFound, match="exact_match"):
+        checker.validate(task({**RENAMED, "func": "exact_mach"}))
+    with pytest.raises(VerifierNotFound, match="vm_command_line"):
+        checker.validate(task({**RENAMED, "result": {"type": "vm_comand_line"}}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"func": []},
+        {"func": ["exact_match", 1]},
+        {"conj": "xor"},
+        {"func": ["exact_match"]},
+        {"result": {}},
+        {"result": {"type": 3}},
+        {"expected": [{"type": "rule"}]},
+        {"options": [{}]},
+        {"postconfig": [{"parameters": {}}]},
+        {"postconfig": {}},
+    ],
+)
+def test_evaluator_that_does_not_fit_together_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"\$\.evaluator") as info:
+        OSWorldChecker(HostConfig()).validate(task({**RENAMED, **change}))
+    assert "$.evaluator" in info.value.path
+
+
+def test_missing_package_is_a_prerequisite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(symbols.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(PrerequisiteError, match=r"pip install --no-deps desktop-env==1\.0\.2"):
+        OSWorldChecker(HostConfig()).validate(task(RENAMED))
+
+
+def test_provenance_names_version_and_files() -> None:
+    made = OSWorldChecker(HostConfig()).provenance(task(RENAMED))
+    assert made["functions"] == ["exact_match"]
+    assert made["desktop_env"] == "1.0.2"
+    assert set(made["files"]) == {
+        "desktop_env/evaluators/metrics/general.py",
+        "desktop_env/evaluators/getters/general.py",
+        "desktop_env/evaluators/getters/misc.py",
+    }
+
+
+def test_checkout_comes_before_the_installed_package(tmp_path: Path) -> None:
+    for kind, text in (("metrics", "def mine(result): return 0.5"), ("getters", "def get_x(env, config): return 1")):
+        folder = tmp_path / "desktop_env" / "evaluators" / kind
+        folder.mkdir(parents=True)
+        (folder / "general.py").write_text(text)
+        (folder / "__init__.py").write_text("")
+    checker = OSWorldChecker(HostConfig(osworld=tmp_path))
+    checker.validate(task({"func": "mine", "result": {"type": "x"}}))
+    with pytest.raises(VerifierNotFound):
+        checker.validate(task(RENAMED))
+
+
+# Evaluation itself, on functions of this test.
+
+
+def absent(env: object, config: Mapping[str, Any]) -> Any:
+    raise FileNotFoundError(config["value"])
+
+
+GETTERS: dict[str, Callable[..., Any]] = {"is": lambda env, config: config["value"], "absent": absent}
+METRICS: dict[str, Callable[..., Any]] = {
+    "same": lambda result, expected, factor=1: factor * (1.0 if result == expected else 0.0),
+    "itself": lambda result, factor=1: result * factor,
+}
+
+
+def evaluate(evaluator: dict[str, Any]) -> Any:
+    return worker_job.evaluate(evaluator, None, METRICS, GETTERS)
+
+
+def values(*xs: Any) -> list[dict[str, Any]]:
+    return [{"type": "absent" if x is None else "is", "value": x} for x in xs]
+
+
+@pytest.mark.parametrize(
+    ("conj", "results", "score"),
+    [
+        ("and", (1.0, 0.5), 0.75),
+        ("and", (1.0, 0.0, 1.0), 0),
+        ("and", (0.5, None), 0),
+        ("and", (True, True), 1.0),
+        ("or", (0.2, 0.6), 0.6),
+        ("or", (0.0, 1.0, 5.0), 1),
+        ("or", (0.3, None), 0.3),
+    ],
+)
+def test_several_functions(conj: str, results: tuple[Any, ...], score: float) -> None:
+    evaluator = {"func": ["itself"] * len(results), "conj": conj, "result": values(*results)}
+    assert evaluate(evaluator) == score
+
+
+def test_options_and_absence_of_one_function() -> None:
+    result, expected = values(2, 2)
+    assert evaluate({"func": "same", "result": result, "expected": expected, "options": {"factor": 0.5}}) == 0.5
+    assert evaluate({"func": "itself", "result": values(0.5)[0], "expected": {}}) == 0.5
+    assert evaluate({"func": "itself", "result": values(None)[0]}) == 0
+    several = {"func": ["itself"] * 2, "result": values(0.5, 0.5), "options": [{"factor": 2}, None]}
+    assert evaluate(several) == 0.75
+
+
+def test_only_the_results_absence_scores() -> None:
+    with pytest.raises(FileNotFoundError):
+        evaluate({"func": "same", "result": values(1)[0], "expected": values(None)[0]})
+    with pytest.raises(UnboundLocalError):  # as in OSWorld: there is no result that could be judged
+        evaluate({"func": ["itself"], "conj": "or", "result": values(None)})

@@ -1,0 +1,303 @@
+"""The worker's sandbox, and everything that a worker can do instead of answering. Real processes, as root."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import trio
+from requires import requires
+
+from drums.errors import CheckerError
+from drums_verifiers import sandbox
+from drums_verifiers.worker import run_worker
+
+pytestmark = requires("root")
+
+
+async def run(function: str, request: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    options.setdefault("timeout_s", 20)
+    return await run_worker(request or {}, job=f"worker_jobs:{function}", **options)
+
+
+def workers() -> list[int]:
+    """Host pids of all processes with a worker's command line or a worker's ids."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "uids"]):
+        line = " ".join(process.info["cmdline"] or [])
+        uids = process.info["uids"]
+        if "worker_main.py" in line or (uids and uids.real == 65534 and "time.sleep" in line):
+            found.append(process.pid)
+    return found
+
+
+def gone(limit_s: float = 10.0) -> bool:
+    """Whether no worker is left; other sessions' short-lived ones are waited for."""
+    end = time.monotonic() + limit_s
+    while workers():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.fixture(autouse=True)
+async def nothing_left() -> AsyncIterator[None]:
+    """No process, descriptor or mount of a worker outlives the test."""
+
+    def mounts() -> list[str]:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+        return sorted(x.split()[4] for x in lines if x.split()[4].startswith(("/sys", "/drums")))
+
+    before = mounts(), len(os.listdir("/proc/self/fd"))
+    yield
+    assert not psutil.Process().children(recursive=True)
+    assert gone()
+    assert (mounts(), len(os.listdir("/proc/self/fd"))) == before
+
+
+class Guest:
+    """Answers `hello` on a listening descriptor that it takes over."""
+
+    def __init__(self) -> None:
+        self.listened = ""
+
+    async def __call__(self, fd: int) -> None:
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=fd)))
+        self.listened = str(listener.socket.getsockname())
+
+        async def answer(stream: trio.SocketStream) -> None:
+            async with stream:
+                if await stream.receive_some(100):
+                    await stream.send_all(b"good day")
+
+        await trio.serve_listeners(answer, [listener])
+
+
+async def test_sandbox_shows_nothing_of_the_host(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("of root")
+    given = tmp_path / "given"
+    given.write_text("for the worker")
+    given.chmod(0o644)
+
+    seen = await run("probe", {"secret": str(secret)}, guest=Guest(), files={"given": given})
+
+    assert seen["ids"] == [[65534] * 3, [65534] * 3, []]
+    status = seen["status"]
+    assert {status[x] for x in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    assert seen["pids"][:2] == [1, 2] and len(seen["pids"]) <= 3
+    assert seen["writable"] == ["/drums/work"]
+    assert seen["links"] == ["lo"]
+    assert seen["host_file"] == seen["shadow"] == "FileNotFoundError"
+    assert seen["file"] == "b'for the worker'"
+    assert seen["sysfs"] == "FileNotFoundError"
+    assert seen["write_root"] == seen["write_usr"] == seen["write_job"] == "OSError"
+    assert seen["write_work"] == "'1'"
+    assert seen["execute_work"] == "PermissionError"
+    assert seen["internet"] == "OSError" and seen["guest"] == "None"
+    assert seen["vsock"] == "OSError"
+    assert seen["unshare_user"] != 0
+    assert "PYTEST_CURRENT_TEST" not in seen["environment"] and "USER" not in seen["environment"]
+
+
+async def test_guest_is_reached_on_its_address_only_when_there_is_one() -> None:
+    guest = Guest()
+    assert await run("ask", guest=guest) == {"answer": "good day"}
+    assert guest.listened == "('127.0.0.1', 5000)"
+    with pytest.raises(CheckerError, match="ConnectionRefusedError"):
+        await run("ask")
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))  # this thread is still in the host's namespace
+        assert ("lo" in {x for _, x in socket.if_nameindex()}) and s.getsockname()[1]
+
+
+async def test_relay_that_ends_or_fails_withholds_the_answer() -> None:
+    async def ends(fd: int) -> None:
+        os.close(fd)
+
+    async def fails(fd: int) -> None:
+        os.close(fd)
+        raise RuntimeError("upstream is gone")
+
+    with pytest.raises(CheckerError, match="relay ended early"):
+        await run("hang", guest=ends)
+    with pytest.raises(CheckerError, match="upstream is gone"):
+        await run("hang", guest=fails)
+
+
+async def test_large_request_arrives_whole() -> None:
+    request = {"text": "ä\n" * 500_000}
+    assert await run("echo", {"text": "kept"}) == {"text": "kept"}
+    with pytest.raises(CheckerError, match="more than 4 MiB"):
+        await run("echo", {**request, "more": "x" * (4 << 20)})
+
+
+async def test_answer_counts_although_children_and_threads_are_left() -> None:
+    assert await run("leave") == {"left": True}
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        ("exit", "ended with code 7"),
+        ("abort", "killed by SIGABRT"),
+        ("kill", "killed by SIGKILL"),
+        ("segv", "killed by SIGSEGV"),
+        ("file", "killed by SIGXFSZ"),
+    ],
+)
+async def test_death_is_an_error_that_names_it(how: str, what: str) -> None:
+    with pytest.raises(CheckerError, match=what):
+        await run("die", {"how": how})
+
+
+async def test_exception_is_an_error_with_its_traceback_and_output() -> None:
+    with pytest.raises(CheckerError, match="raised ValueError: no such sheet") as info:
+        await run("fail")
+    assert "worker_jobs.py" in info.value.traceback
+    assert "seen before the end" in info.value.output
+
+
+async def test_hanging_worker_is_ended_in_time() -> None:
+    start = time.monotonic()
+    with pytest.raises(CheckerError, match=r"within 0\.7 s") as info:
+        await run("hang", timeout_s=0.7)
+    assert time.monotonic() - start < 3
+    assert "hanging" in info.value.output
+
+
+async def test_flood_of_output_is_an_error() -> None:
+    with pytest.raises(CheckerError, match="printed more than 64 MiB") as info:
+        await run("flood")
+    assert len(info.value.output) <= 64 << 10
+
+
+async def test_too_large_a_reply_is_an_error() -> None:
+    with pytest.raises(CheckerError, match="more than 4 MiB"):
+        await run("large")
+
+
+async def test_full_scratch_directory_is_an_error() -> None:
+    with pytest.raises(CheckerError, match="scratch directory is full"):
+        await run("fill", scratch_bytes=8 << 20)
+
+
+@pytest.mark.parametrize("kind", ["nan", "set", "string"])
+async def test_value_that_is_no_object_is_an_error(kind: str) -> None:
+    with pytest.raises(CheckerError):
+        await run("value", {"kind": kind})
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "",
+        "nonsense",
+        "\x80",
+        '{"ok": true, "value": {"score": 1.0}',
+        '{"ok": true, "value": {"score": 1.0}} {"ok": true, "value": {"score": 1.0}}',
+        '{"ok": false, "ok": true, "value": {"score": 1.0}}',
+        '{"ok": true, "value": {"score": NaN}}',
+        '{"ok": true, "value": {"score": 1.0}, "more": 1}',
+        '{"ok": 1, "value": {"score": 1.0}}',
+        '{"ok": true, "value": 1.0}',
+        "[" * 100_000,
+    ],
+)
+async def test_reply_that_is_none_is_an_error(reply: str) -> None:
+    with pytest.raises(CheckerError):
+        await run("forge", {"bytes": reply, "exit": True})
+
+
+async def test_second_reply_is_an_error() -> None:
+    with pytest.raises(CheckerError, match="no reply"):
+        await run("forge", {"bytes": '{"ok": true, "value": {"score": 1.0}}'})
+
+
+@pytest.mark.parametrize("job", ["no_such_module_anywhere:run", "worker_jobs:no_such_function"])
+async def test_unknown_job_is_an_error(job: str) -> None:
+    with pytest.raises(CheckerError, match="no_such"):
+        await run_worker({}, job=job, timeout_s=5)
+
+
+async def test_sandbox_that_cannot_be_built_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckerError, match=r"could not be started: .*cgroup\.procs"):
+        await run("echo", cgroup_paths=[tmp_path / "no" / "cgroup"])
+    with pytest.raises(CheckerError, match=r"could not be started: .*mount"):
+        await run("echo", files={"x": tmp_path / "missing"})
+
+
+@pytest.fixture
+def memory_cgroup() -> Iterator[Path]:
+    """A cgroup that allows 64 MiB, on either version."""
+    first = Path("/sys/fs/cgroup/memory")
+    version_1 = first.is_dir()
+    path = (first if version_1 else Path("/sys/fs/cgroup")) / f"drums-test-worker-{os.getpid()}"
+    if not version_1:
+        Path("/sys/fs/cgroup/cgroup.subtree_control").write_text("+memory")
+    path.mkdir()
+    try:
+        (path / ("memory.limit_in_bytes" if version_1 else "memory.max")).write_text(str(64 << 20))
+        yield path
+    finally:
+        path.rmdir()
+
+
+async def test_memory_limit_kills_and_says_so(memory_cgroup: Path) -> None:
+    assert await run("echo", {"a": 1}, cgroup_paths=[memory_cgroup]) == {"a": 1}
+    with pytest.raises(CheckerError, match="for want of memory"):
+        await run("eat", cgroup_paths=[memory_cgroup])
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.005, 0.02, 0.04, 0.06, 0.1, 0.3])
+async def test_cancellation_leaves_nothing(after_s: float) -> None:
+    with trio.move_on_after(after_s) as scope:
+        await run("hang", guest=Guest())
+    assert scope.cancelled_caught
+
+
+async def test_workers_do_not_outlive_a_host_that_is_killed() -> None:
+    code = """
+import trio
+from drums_verifiers import sandbox
+from drums_verifiers.worker import run_worker
+async def main():
+    await run_worker({}, job="worker_jobs:hang", timeout_s=1000)
+trio.run(main)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    host = await trio.lowlevel.open_process([sys.executable, "-c", code], env=environment)
+    with trio.fail_after(20):
+        while len(workers()) < 4:  # noqa: ASYNC110 - other processes, which set no event
+            await trio.sleep(0.05)
+    host.send_signal(signal.SIGKILL)
+    await host.wait()
+    assert await trio.to_thread.run_sync(gone)
+
+
+async def test_several_at_once_are_apart() -> None:
+    answers: list[dict[str, Any]] = []
+
+    async def one(i: int) -> None:
+        answers.append(await run("ask", guest=Guest()) | {"i": i})
+
+    async with trio.open_nursery() as nursery:
+        for i in range(6):
+            nursery.start_soon(one, i)
+    assert sorted(x["i"] for x in answers) == list(range(6))
+    assert {x["answer"] for x in answers} == {"good day"}
+
+
+async def test_interpreter_lies_where_no_system_folder_hides_it() -> None:
+    assert not set(sandbox.interpreter_paths()) & {Path("/usr"), Path("/usr/bin")}
+    assert all(x.exists() for x in sandbox.interpreter_paths())
