@@ -101,6 +101,7 @@ class Gate(Protocol):
         """Whether the desktop equals the evidence. Raising, or taking too long, counts as a failure."""
 
 
+@runtime_checkable
 class EventGate(Protocol):
     """A gate that is added as failed when something happens."""
 
@@ -163,7 +164,7 @@ class CheckContext:
         serve_guest: serve the desktop's guest server on a listening socket's descriptor (which it takes over) until
             cancelled: every request is passed on with the desktop's secret added. Used for a worker process that
             has no other network. Its result is never awaited for; see `transport_failures`.
-        transport_failures: lines about requests that could not be answered; a score must be withheld when there are any.
+        transport_failures: lines about requests that could not be answered; any of them withholds the score.
         run_steps: carry out set-up steps (an evaluator's `postconfig`).
         scratch: an empty directory for this check on the host, removed afterwards.
     """

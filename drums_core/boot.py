@@ -14,7 +14,7 @@ from drums_core.sys.helper import Plan, start_helper
 from drums_core.sys.seccomp import desktop_filter
 from drums_core.sys.userns import ID_MAP
 
-INIT_ARGV = ("/usr/bin/tini", "--", "/opt/drums/guest/init.sh")
+INIT_ARGV = ("/usr/bin/tini", "--", "/opt/drums/guest/init.sh", "1920x1080")
 HOSTNAME = "desktop"
 NAMESPACES = ["mnt", "uts", "ipc", "pid", "net", "time"]
 _TMPFS = (("dev/shm", "mode=1777,size=512m"), ("run", "mode=755,size=32m"), ("tmp", "mode=1777,size=1g"))
@@ -71,7 +71,10 @@ async def boot(root: Path, dev: Path, cgroup: Cgroup) -> tuple[trio.Process, int
     read_fd, write_fd = os.pipe()
     try:
         helper = await start_helper(
-            boot_plan(root, dev, cgroup, write_fd), pass_fds=[write_fd], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
+            boot_plan(root, dev, cgroup, write_fd),
+            pass_fds=[write_fd],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
         )
     except BaseException:
         os.close(read_fd)

@@ -210,10 +210,14 @@ class CheckpointStore:
             manifest = _converter.structure(json.loads((folder / MANIFEST).read_bytes()), Manifest)
         except FileNotFoundError as e:
             raise CheckpointError(
-                f"checkpoint {name!r} is incomplete: it has no manifest", hint="remove it and save again", checkpoint=name
+                f"checkpoint {name!r} is incomplete: it has no manifest",
+                hint="remove it and save again",
+                checkpoint=name,
             ) from e
         except (ValueError, cattrs.BaseValidationError) as e:
-            raise CheckpointError(f"checkpoint {name!r} is damaged: its manifest cannot be read", checkpoint=name) from e
+            raise CheckpointError(
+                f"checkpoint {name!r} is damaged: its manifest cannot be read", checkpoint=name
+            ) from e
         self._check_host(name, manifest)
         self._check_files(name, folder, manifest)
         return Checkpoint(folder, manifest)
@@ -252,11 +256,13 @@ class CheckpointStore:
             if list(got) != list(want):
                 what = "size" if got[0] != want[0] else "owner or mode" if got[1] != want[1] else "content"
                 raise CheckpointError(
-                    f"checkpoint {name!r} is damaged: {what} of {relative!r} is {got!r}, its manifest says {list(want)!r}",
+                    f"checkpoint {name!r} is damaged: {what} of {relative!r} is {got!r}, allowed is {list(want)!r}",
                     checkpoint=name,
                 )
         if have:
-            raise CheckpointError(f"checkpoint {name!r} is damaged: {min(have)!r} is not in its manifest", checkpoint=name)
+            raise CheckpointError(
+                f"checkpoint {name!r} is damaged: {min(have)!r} is not in its manifest", checkpoint=name
+            )
         self._verified[manifest.id] = signature
 
     def layers(self, checkpoint: Checkpoint) -> list[Layer]:

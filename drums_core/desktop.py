@@ -6,6 +6,7 @@ replaces it. Resources are released in the reverse order of how they were taken,
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -234,7 +235,8 @@ class Desktop:
             await in_thread(self.cgroup.freeze)
             self.cgroup.write_limits(self.limits)
             self._write_secret()
-            self.restored = tuple(await trio.to_thread.run_sync(read_processes, sorted(self.cgroup.pids())))
+            inside = await trio.to_thread.run_sync(processes_in_pidns, self.namespaces["pid"])
+            self.restored = tuple(await trio.to_thread.run_sync(read_processes, inside))
             services.watcher.drain()
             services.watcher.track(self.slot, self.restored)
             await self._interpose("pre_resume")
@@ -383,7 +385,7 @@ class Desktop:
         return [f"{p.command!r} ({p.inner_pid})" for p in read_processes(sorted(pids - set(inside)))]
 
     async def _copy_upper(self, target: Path) -> None:
-        # cp knows whiteouts, opaque folders' xattrs, holes and hard links; a hard-linked copy would change with its source.
+        # cp knows whiteouts, opaque folders' xattrs, holes and hard links. (A copy by hard links would change with its source.)
         done = await trio.run_process(
             ["cp", "-a", "--preserve=all", "--reflink=auto", str(self.folder / UPPER), str(target)],
             check=False,
@@ -391,8 +393,9 @@ class Desktop:
             env={"LC_ALL": "C", "PATH": "/usr/bin:/bin"},
         )
         if done.returncode:
+            problem = (done.stderr or b"").decode(errors="replace")
             raise DumpError(
-                f"the file layer of desktop {self.slot!r} could not be copied: {(done.stderr or b'').decode(errors='replace').strip()[-500:]}",
+                f"the file layer of desktop {self.slot!r} could not be copied: {problem.strip()[-500:]}",
                 interrupted=False,
             )
 
@@ -420,10 +423,9 @@ class Desktop:
 
     async def _kill(self) -> None:
         if self.pid1:
-            try:
+            # It is our own child, so its pid is nobody else's until it is reaped below.
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid1, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # already reaped: our own child, so its pid cannot be another's before that
         self.cgroup.kill()
         await in_thread(self.cgroup.thaw)
         while self.cgroup.pids():
@@ -435,14 +437,14 @@ class Desktop:
     async def _reap(self) -> None:
         while True:
             try:
-                if os.waitpid(self.pid1, os.WNOHANG)[0]:
+                if os.waitpid(self.pid1, os.WNOHANG)[0]:  # noqa: ASYNC222 - WNOHANG does not block
                     return
             except ChildProcessError:
                 return  # booted: the helper is its parent
             await trio.sleep(0.002)
 
     async def _remove_cgroup(self) -> None:
-        while self._cgroup is not None and not self._cgroup.remove():
+        while self._cgroup is not None and not self._cgroup.remove():  # noqa: ASYNC110 - as above
             await trio.sleep(0.005)
         self._cgroup = None
 

@@ -19,7 +19,7 @@ class HostEvent:
     """One event.
 
     Args:
-        kind: `slot_state`, `episode_started`, `gate`, `verdict`, `desktop_event`, `note`, `progress`, `reward`, `dropped`.
+        kind: `slot_state`, `episode_started`, `verdict`, `desktop_event`, `note`, `progress`, `reward`, `dropped`.
         slot: the slot's id, "" for the host's own.
         episode: the episode's id, "" when there is none.
         data: what there is to say.

@@ -129,7 +129,9 @@ class Host:
         Cancellation: nothing is left.
         """
         if image is not None and checkpoint is not None:
-            raise ConfigError("image and checkpoint exclude each other: a checkpoint has its image", path="$.checkpoint")
+            raise ConfigError(
+                "image and checkpoint exclude each other: a checkpoint has its image", path="$.checkpoint"
+            )
         ttl = self._lease(ttl_s)
         resolved = self.task(task) if isinstance(task, str) else task
         if resolved is not None:
@@ -191,8 +193,8 @@ class Host:
         image = self.images.load(manifest.image)
         if image.digest != manifest.image_digest:
             raise CheckpointError(
-                f"checkpoint {manifest.id!r} stands on image {manifest.image!r} with digest {manifest.image_digest[:12]}, "
-                f"this host's has {image.digest[:12]}",
+                f"checkpoint {manifest.id!r} stands on image {manifest.image!r} with digest "
+                f"{manifest.image_digest[:12]}, this host's has {image.digest[:12]}",
                 checkpoint=manifest.id,
             )
         self._use_image(manifest.image)
@@ -254,7 +256,9 @@ class Host:
                 checkpoint=name,
             )
         if any(m.name == name or m.id == name for m in self.services.store.names()):
-            raise CheckpointError(f"a checkpoint named {name!r} is already there", hint="delete it first", checkpoint=name)
+            raise CheckpointError(
+                f"a checkpoint named {name!r} is already there", hint="delete it first", checkpoint=name
+            )
 
     async def delete_checkpoint(self, name: str) -> None:
         """Remove a saved checkpoint.
@@ -269,6 +273,12 @@ class Host:
         if used:
             raise CheckpointError(f"checkpoint {name!r} is what {used} stand on", checkpoint=name)
         await trio.to_thread.run_sync(self.services.store.discard, found[0].id)
+
+    async def discard_unused(self, identity: str) -> None:
+        """Remove a checkpoint unless another one stands on it."""
+        manifests = await trio.to_thread.run_sync(self.services.store.names)
+        if not any(m.id != identity and identity in m.layers for m in manifests):
+            await trio.to_thread.run_sync(self.services.store.discard, identity)
 
     # --- episodes and events
 
@@ -294,7 +304,7 @@ class Host:
         for implementation in getattr(self.plugins.manager.hook, hook).get_hookimpls():
             try:
                 implementation.function(**{name: facts[name] for name in implementation.argnames})
-            except Exception:
+            except Exception:  # noqa: BLE001 - an observer decides nothing, and costs nobody else
                 _log.exception("an observer failed", hook=hook, plugin=implementation.plugin_name)
 
     def publish(self, kind: str, slot: str, data: Json, episode: str = "") -> None:
@@ -371,9 +381,7 @@ async def open_host(
     """
     config = config or load_config()
     if os.geteuid() != 0:
-        raise PrerequisiteError(
-            f"desktops need root on the host, this is uid {os.geteuid()}", hint="run it with sudo"
-        )
+        raise PrerequisiteError(f"desktops need root on the host, this is uid {os.geteuid()}", hint="run it with sudo")
     found = plugins or build_manager()
     for record in found.broken():
         _log.error("plugin not in use", plugin=record.name, distribution=record.distribution, error=record.error)
@@ -390,7 +398,7 @@ async def open_host(
             nursery.start_soon(services.watcher.run)
             try:
                 yield host
-            except BaseException as e:
+            except BaseException as e:  # noqa: BLE001 - raised again below
                 # The nursery would wrap the caller's own error in a group.
                 problem = e
             finally:
@@ -457,7 +465,9 @@ async def _open_services(
             slots[slot].check_oom()
 
     def namespaces_of_others(slot: str) -> Mapping[str, Mapping[str, int]]:
-        return {s.id: s.desktop.namespaces for s in slots.values() if s.id != slot and s.desktop is not None}
+        # One that is still being rebuilt has none yet; it looks at this one in its turn.
+        found = {s.id: s.desktop.namespaces for s in slots.values() if s.id != slot and s.desktop}
+        return {identity: namespaces for identity, namespaces in found.items() if namespaces}
 
     watcher = ProcessWatcher(on_event, acted, on_kill)
     watcher.open()

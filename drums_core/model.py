@@ -66,7 +66,9 @@ def passed() -> Finding:
     return Finding(ok=True)
 
 
-def failed(reason: str, *, observed: Json = None, expected: Json = None, cause: Cause = Cause.INFRASTRUCTURE) -> Finding:
+def failed(
+    reason: str, *, observed: Json = None, expected: Json = None, cause: Cause = Cause.INFRASTRUCTURE
+) -> Finding:
     """The finding of a gate that does not hold; `reason` is one line in words a person understands."""
     return Finding(ok=False, reason=reason, observed=observed, expected=expected, cause=cause)
 

@@ -81,7 +81,9 @@ class Plugins:
             why = {r.name: r.error for r in self.broken()}
             text = "; ".join(f"{n!r}: {why.get(n, 'no installed package registers it')}" for n in missing)
             raise PluginError(
-                f"required gates cannot be loaded: {text}", hint="see `drums plugins`; reinstall the package", missing=missing
+                f"required gates cannot be loaded: {text}",
+                hint="see `drums plugins`; reinstall the package",
+                missing=missing,
             )
 
 
@@ -175,4 +177,3 @@ def _merge(into: Registry, staged: Registry) -> None:
                 raise PluginError(f"{kind} name {name!r} is already registered by {owner.distribution} ({owner.name})")
     for kind in ("gates", "steps", "checkers", "catalogues"):
         getattr(into, kind).update(getattr(staged, kind))
-

@@ -23,6 +23,7 @@ from drums_core.sys.helper import Plan, run_helper
 from drums_core.sys.inside import open_namespace
 from drums_core.sys.seccomp import desktop_filter
 
+_SOURCE = Path(sudo_server.__file__).read_text(encoding="utf-8")
 NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "time")
 USER_ENV = {
     "HOME": "/home/user",
@@ -86,9 +87,8 @@ class Provisioner:
             "env": USER_ENV,
             "timeout_s": timeout_s,
         }
-        source = Path(sudo_server.__file__).read_text(encoding="utf-8")
         code, output = await self.run_as_root(
-            ["/usr/bin/python3", "-I", "-c", source], stdin=json.dumps(request).encode(), timeout_s=timeout_s + 10
+            ["/usr/bin/python3", "-I", "-c", _SOURCE], stdin=json.dumps(request).encode(), timeout_s=timeout_s + 10
         )
         try:
             reply = json.loads(output)

@@ -36,7 +36,7 @@ class Interposition:
 
 
 Interposer = Callable[[Interposition], Awaitable[None]]
-"""Called at the points of a desktop's life; fault injection for tests and demonstrations hangs here. Production has none."""
+"""Called at the points of a desktop's life; fault injection hangs here. Production has none."""
 
 
 @attrs.frozen

@@ -99,4 +99,3 @@ async def run_steps(slot: Slot, steps: Sequence[SetupStep]) -> None:
             raise SetupFailed(
                 f"set-up step {index} ({step.type}) failed: {e.message}", index=index, step_type=step.type, **facts
             ) from e
-

@@ -145,7 +145,8 @@ class Slot:
             self._lock.acquire_nowait()
         except trio.WouldBlock:
             raise SlotBusy(
-                f"slot {self.id} is busy with {self._operation!r}, so {operation!r} is refused", hint="try again when it is done"
+                f"slot {self.id} is busy with {self._operation!r}, so {operation!r} is refused",
+                hint="try again when it is done",
             ) from None
         self._operation = operation
         try:
@@ -401,7 +402,9 @@ class Slot:
             reply = await self.guest.call("POST", "/run_python", {"code": ACTION_PREAMBLE + action})
             document = reply.json()
             if not isinstance(document, dict):
-                raise GuestError(f"the guest server answered an action with {type(document).__name__}, expected an object")
+                raise GuestError(
+                    f"the guest server answered an action with {type(document).__name__}, expected an object"
+                )
             return document
 
     async def execute(
@@ -466,4 +469,3 @@ async def execute_as_user(
         return CommandResult(int(reply["returncode"]), str(reply["output"]), str(reply["error"]))
     except (TypeError, KeyError, ValueError) as e:
         raise GuestError(f"the guest server answered {route} with {str(reply)[:200]}") from e
-

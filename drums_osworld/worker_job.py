@@ -312,12 +312,10 @@ def evaluate(
 
 
 def _plain(value: Any) -> Any:
-    """A number as JSON has it; numpy's scalars have `item`."""
-    if isinstance(value, (bool, int, float)):
-        return value
+    """What JSON can carry of a value; numpy's scalars have `item`. The host judges it."""
     item = getattr(value, "item", None)
     value = item() if item else value
-    return value if isinstance(value, (bool, int, float)) else repr(value)[:200]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)[:200]
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:

@@ -71,8 +71,8 @@ async def run_worker(
         worker = await _start(stack, job, timeout_s, cgroup_paths, files or {}, scratch_bytes)
         kills = _oom_kills(cgroup_paths)
         try:
-            listener = _listen_inside(worker.process.pid) if guest else None
             call = _call(request, job)
+            listener = _listen_inside(worker.process.pid) if guest else None
             with trio.move_on_after(timeout_s) as clock:
                 await _converse(worker, call, guest, listener)
         finally:
@@ -135,6 +135,8 @@ async def _start(
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
+                # pid 1 inside keeps the environment that the helper was started with, and the worker can read it.
+                env=sandbox.worker_environment(),
             )
             writers.close()
             worker = _Worker(job, process, None, reply_stream)
@@ -326,11 +328,9 @@ def _ending(worker: _Worker, code: int, oom_kills: int) -> str:
         return _unstarted(worker)
     if oom_kills:
         return "was killed for want of memory: it needs more than its cgroup allows"
-    if code > 128:
-        try:
-            return f"was killed by {signal.Signals(code - 128).name}"
-        except ValueError:
-            pass
+    number = -code if code < 0 else code - 128  # the helper's own death, or the one that it passes on
+    if number in {int(x) for x in signal.Signals}:
+        return f"was killed by {signal.Signals(number).name}"
     return f"ended with code {code}"
 
 

@@ -67,6 +67,20 @@ def _rule() -> None:
         netlink.rule("add", table=77, src="10.1.0.0/16", priority=1000)
 
 
+def _route6() -> None:
+    from pyroute2 import IPRoute
+
+    with IPRoute() as netlink:
+        netlink.route("add", dst="fd77::/64", oif=1, table=77)
+
+
+def _rule6() -> None:
+    from pyroute2 import IPRoute
+
+    with IPRoute() as netlink:
+        netlink.rule("add", family=10, table=77, src="fd01::/64", priority=1000)
+
+
 def _link() -> None:
     from pyroute2 import IPRoute
 
@@ -110,6 +124,8 @@ def _table(family: int = 1, code: int = 1, elements: tuple[str, ...] = ("10.2.3.
         (_address6, "addresses"),
         (_route, "routes"),
         (_rule, "rules"),
+        (_route6, "routes"),
+        (_rule6, "rules"),
         (_link, "links"),
         (_mtu, "links"),
         (_down, "links"),

@@ -8,11 +8,15 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pluggy
 import pytest
 
 from drums.errors import ConfigError, TaskNotFound
+from drums_core import hookspecs
+from drums_core.abc import Step
 from drums_core.config import HostConfig
 from drums_core.model import Task
+from drums_osworld import plugin
 from drums_osworld.catalogue import OWN_TASKS, OSWorldCatalogue
 from drums_osworld.checker import OSWorldChecker, postconfig
 from drums_osworld.steps.execute import Execute
@@ -56,7 +60,7 @@ def test_every_task_names_what_the_package_defines(checkout: Path) -> None:
 
 
 def test_every_step_of_a_known_type_is_understood(checkout: Path) -> None:
-    steps = {"execute": Execute(), "command": Execute("command"), "launch": Launch(), "sleep": Sleep()}
+    steps: dict[str, Step] = {"execute": Execute(), "command": Execute("command"), "launch": Launch(), "sleep": Sleep()}
     parsed = 0
     for task in OSWorldCatalogue(HostConfig(osworld=checkout)).tasks():
         for step in (*task.config, *postconfig(task)):
@@ -194,3 +198,18 @@ def test_task_is_frozen() -> None:
     assert isinstance(task, Task)
     with pytest.raises(AttributeError):
         task.id = "x"  # type: ignore[misc]
+
+
+def test_plugin_registers_checker_and_catalogue() -> None:
+    manager = pluggy.PluginManager("drums")
+    manager.add_hookspecs(hookspecs)
+    manager.register(plugin)
+    made: dict[str, Any] = {}
+
+    def register(name: str, factory: Any) -> None:
+        made[f"{name} {len(made)}"] = type(factory(HostConfig()))
+
+    manager.hook.drums_register_checkers(register=register)
+    manager.hook.drums_register_catalogues(register=register)
+    manager.check_pending()
+    assert made == {"osworld 0": OSWorldChecker, "osworld 1": OSWorldCatalogue}

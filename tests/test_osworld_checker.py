@@ -20,7 +20,7 @@ from drums_core.abc import CheckContext
 from drums_core.config import HostConfig
 from drums_core.model import SetupStep, Task
 from drums_osworld import checker as checker_module
-from drums_osworld import symbols, worker_job
+from drums_osworld import worker_job
 from drums_osworld.checker import OSWorldChecker
 
 needs_root = requires("root")
@@ -75,6 +75,49 @@ class Guest:
 
 def says(output: str) -> Callable[[Any], tuple[int, Any]]:
     return lambda _: (200, {"status": "success", "output": output, "error": "", "returncode": 0})
+
+
+def make_checkout(root: Path) -> Path:
+    """A checkout with evaluation code of this test's."""
+    files = {
+        "evaluators/metrics/general.py": """
+import no_such_package
+from no_such_package.part import Thing, ThingError
+DEFAULT = Thing("made at import")[0]
+def annotated(x: Thing | None) -> "Thing": ...
+def mine(result): return result / 2
+def text(result): return "1"
+def swallows(result):
+    try:
+        return no_such_package.compare(result)
+    except ThingError:
+        return 0.5
+    except:
+        return 1.0
+""",
+        "evaluators/metrics/broken.py": "import desktop_env.no_such_module\ndef of_a_broken_module(result): return 1.0",
+        "evaluators/metrics/__init__.py": "raise RuntimeError('never run')",
+        "evaluators/getters/general.py": """
+def get_x(env, config): return 1
+def get_secret(env, config):
+    try:
+        return env.secret
+    except Exception:
+        return 1
+def get_browser(env, config):
+    try:
+        return env.chromium_port
+    except Exception:
+        return 1
+""",
+        "evaluators/getters/__init__.py": "",
+        "controllers/python.py": "class PythonController:\n    def __init__(self, ip, port): ...",
+    }
+    for name, text in files.items():
+        path = root / "checkout" / "desktop_env" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root / "checkout"
 
 
 @attrs.define
@@ -174,6 +217,22 @@ async def test_missing_package_withholds_the_score_although_the_function_swallow
     files = {"/home/user/a.mp3": b"junk", "/home/user/b.mp3": b"other junk"}
     with pytest.raises(CheckerError, match="librosa is not installed"):
         await bench.score(evaluator, Guest(says(""), files))
+
+
+@needs_root
+async def test_swallowed_use_of_a_missing_package_withholds_the_score(bench: Bench, tmp_path: Path) -> None:
+    bench.checker = OSWorldChecker(HostConfig(osworld=make_checkout(tmp_path)))
+    with pytest.raises(CheckerError, match="no_such_package is not installed"):
+        await bench.score({"func": "swallows", "result": {"type": "x"}}, Guest(says("")))
+    assert await bench.score({"func": "mine", "result": {"type": "x"}}, Guest(says(""))) == 0.5
+    with pytest.raises(CheckerError, match="raised ModuleNotFoundError"):
+        await bench.score({"func": "of_a_broken_module", "result": {"type": "x"}}, Guest(says("")))
+    with pytest.raises(CheckerError, match="returned '1', not a number"):
+        await bench.score({"func": "text", "result": {"type": "x"}}, Guest(says("")))
+    with pytest.raises(CheckerError, match=r"a getter asked for env\.secret"):
+        await bench.score({"func": "mine", "result": {"type": "secret"}}, Guest(says("")))
+    with pytest.raises(CheckerError, match="debugging port cannot be reached"):
+        await bench.score({"func": "mine", "result": {"type": "browser"}}, Guest(says("")))
 
 
 @needs_root
@@ -282,7 +341,7 @@ def test_evaluator_that_does_not_fit_together_is_refused(change: dict[str, Any])
 
 
 def test_missing_package_is_a_prerequisite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(symbols.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(PrerequisiteError, match=r"pip install --no-deps desktop-env==1\.0\.2"):
         OSWorldChecker(HostConfig()).validate(task(RENAMED))
 
@@ -299,12 +358,7 @@ def test_provenance_names_version_and_files() -> None:
 
 
 def test_checkout_comes_before_the_installed_package(tmp_path: Path) -> None:
-    for kind, text in (("metrics", "def mine(result): return 0.5"), ("getters", "def get_x(env, config): return 1")):
-        folder = tmp_path / "desktop_env" / "evaluators" / kind
-        folder.mkdir(parents=True)
-        (folder / "general.py").write_text(text)
-        (folder / "__init__.py").write_text("")
-    checker = OSWorldChecker(HostConfig(osworld=tmp_path))
+    checker = OSWorldChecker(HostConfig(osworld=make_checkout(tmp_path)))
     checker.validate(task({"func": "mine", "result": {"type": "x"}}))
     with pytest.raises(VerifierNotFound):
         checker.validate(task(RENAMED))

@@ -82,7 +82,8 @@ class Guest:
         await trio.serve_listeners(answer, [listener])
 
 
-async def test_sandbox_shows_nothing_of_the_host(tmp_path: Path) -> None:
+async def test_sandbox_shows_nothing_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRUMS_TEST_TOKEN", "of the host")
     secret = tmp_path / "secret"
     secret.write_text("of root")
     given = tmp_path / "given"
@@ -107,7 +108,9 @@ async def test_sandbox_shows_nothing_of_the_host(tmp_path: Path) -> None:
     assert seen["internet"] == "OSError" and seen["guest"] == "None"
     assert seen["vsock"] == "OSError"
     assert seen["unshare_user"] != 0
-    assert "PYTEST_CURRENT_TEST" not in seen["environment"] and "USER" not in seen["environment"]
+    assert len(seen["fds"]) <= 6  # the streams, the reply, the leash, and the one that lists them
+    for text in (str(seen["environment"]), *seen["others"]):
+        assert "TZ" in text and "PYTEST_CURRENT_TEST" not in text and "DRUMS_TEST_TOKEN" not in text
 
 
 async def test_guest_is_reached_on_its_address_only_when_there_is_one() -> None:
@@ -264,6 +267,18 @@ async def test_cancellation_leaves_nothing(after_s: float) -> None:
     with trio.move_on_after(after_s) as scope:
         await run("hang", guest=Guest())
     assert scope.cancelled_caught
+
+
+async def test_killing_the_helper_kills_everything() -> None:
+    async def kill() -> None:
+        while len(workers()) < 4:  # noqa: ASYNC110 - other processes, which set no event
+            await trio.sleep(0.05)
+        psutil.Process().children()[0].kill()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(kill)
+        with pytest.raises(CheckerError, match="killed by SIGKILL"):
+            await run("hang")
 
 
 async def test_workers_do_not_outlive_a_host_that_is_killed() -> None:

@@ -44,6 +44,7 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
         "writable": [x[1] for x in mounts if "rw" in x[3].split(",") and x[2] != "proc"],
         "fds": sorted(int(x) for x in os.listdir("/proc/self/fd")),
         "environment": dict(os.environ),
+        "others": [_try(lambda x=x: read(f"/proc/{x}/environ")) for x in ("1", "self")],
         "links": sorted(x for _, x in socket.if_nameindex()),
         "host_file": _try(lambda: read(request["secret"])),
         "shadow": _try(lambda: read("/etc/shadow")),

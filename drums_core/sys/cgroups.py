@@ -37,6 +37,10 @@ def _write(path: Path, value: object) -> None:
         os.close(fd)
 
 
+def _number(text: str) -> int:
+    return -1 if text == "max" else int(text)
+
+
 def _state(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
@@ -45,7 +49,7 @@ def _state(pid: int) -> str:
 
 
 def _controller_mounts() -> dict[str, Path]:
-    mounts = {}
+    mounts: dict[str, Path] = {}
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, where, fstype, options, *_ = line.split()
         if fstype == "cgroup":
@@ -121,14 +125,13 @@ class Cgroup:
 
     def read_limits(self) -> Limits:
         """The limits as the kernel reads them back; no limit is 0 cpus, or -1 bytes or pids."""
-        number = lambda text: -1 if text == "max" else int(text)  # noqa: E731 - one use each line below
         if self.is_v2:
             quota, period = _read(self._file("cpu", "cpu.max")).split()
             return Limits(
                 cpus=0.0 if quota == "max" else int(quota) / int(period),
-                memory_bytes=number(_read(self._file("memory", "memory.max"))),
-                swap_bytes=number(_read(self._file("memory", "memory.swap.max"))),
-                pids=number(_read(self._file("pids", "pids.max"))),
+                memory_bytes=_number(_read(self._file("memory", "memory.max"))),
+                swap_bytes=_number(_read(self._file("memory", "memory.swap.max"))),
+                pids=_number(_read(self._file("pids", "pids.max"))),
             )
         memory = int(_read(self._file("memory", "memory.limit_in_bytes")))
         both = int(_read(self._file("memory", "memory.memsw.limit_in_bytes")))
@@ -137,7 +140,7 @@ class Cgroup:
             cpus=0.0 if quota_us < 0 else quota_us / int(_read(self._file("cpu", "cpu.cfs_period_us"))),
             memory_bytes=memory,
             swap_bytes=both - memory,
-            pids=number(_read(self._file("pids", "pids.max"))),
+            pids=_number(_read(self._file("pids", "pids.max"))),
         )
 
     def oom_kills(self) -> int:
@@ -165,14 +168,15 @@ class Cgroup:
         deadline = time.monotonic() + timeout_s
         if self.is_v2:
             _write(self._file("", "cgroup.freeze"), int(frozen))
-            done = lambda: f"frozen {int(frozen)}" in _read(self._file("", "cgroup.events"))  # noqa: E731
+            state, wanted = self._file("", "cgroup.events"), f"frozen {int(frozen)}"
         else:
-            word = "FROZEN" if frozen else "THAWED"
-            _write(self._file("freezer", "freezer.state"), word)
-            done = lambda: _read(self._file("freezer", "freezer.state")) == word  # noqa: E731
-        while not done():
+            state, wanted = self._file("freezer", "freezer.state"), "FROZEN" if frozen else "THAWED"
+            _write(state, wanted)
+        while wanted not in _read(state).splitlines():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"cgroup {self.name!r} is not {'frozen' if frozen else 'thawed'} after {timeout_s} s")
+                raise TimeoutError(
+                    f"cgroup {self.name!r} is not {'frozen' if frozen else 'thawed'} after {timeout_s} s"
+                )
             time.sleep(0.0005)
 
     def evict(self, pid: int) -> None:

@@ -49,7 +49,9 @@ def log_excerpt(log: Path, *, lines: int = 12) -> str:
         text = log.read_text(errors="replace").splitlines()
     except OSError as e:
         return f"no log: {e.strerror}"
-    picked = [f"{n}: {line}" for n, line in enumerate(text, 1) if "Error" in line and not any(h in line for h in _HARMLESS)]
+    picked = [
+        f"{n}: {line}" for n, line in enumerate(text, 1) if "Error" in line and not any(h in line for h in _HARMLESS)
+    ]
     return "\n".join(picked[-lines:]) or "\n".join(f"{n}: {line}" for n, line in list(enumerate(text, 1))[-3:])
 
 
@@ -132,7 +134,11 @@ async def _swrk(criu: Criu, plan: Plan, kdat_dir: Path, timeout_s: float) -> Asy
                 ["exec", [str(criu.path), "swrk", str(theirs.fileno())], _ENV],
             ]
             process = await start_helper(
-                full, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+                full,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
             )
         except BaseException:
             sock.close()
@@ -340,9 +346,7 @@ async def hold_restore(
                     break
                 await session.answer()
         except (ConnectionError, TimeoutError) as e:
-            raise RestoreError(
-                f"restore broke off: {e}; {await _stderr(session)}", log_excerpt=log_excerpt(log)
-            ) from e
+            raise RestoreError(f"restore broke off: {e}; {await _stderr(session)}", log_excerpt=log_excerpt(log)) from e
         if not pid1:
             raise CheckpointError("criu named no init for the restored tree")
         held = HeldRestore(pid1=pid1, criu_pid=session.process.pid, session=session, log=log)

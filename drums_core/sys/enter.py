@@ -14,6 +14,7 @@ Sources: namespaces(7), mount(2), pivot_root(2), setns(2), unshare(2), capabilit
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -69,7 +70,9 @@ def _flags(names: Sequence[str], table: dict[str, int]) -> int:
     return value
 
 
-def mount(source: str | None, target: str, fstype: str | None = None, flags: Sequence[str] = (), data: str = "") -> None:
+def mount(
+    source: str | None, target: str, fstype: str | None = None, flags: Sequence[str] = (), data: str = ""
+) -> None:
     """mount(2); `flags` are the names of `MOUNT_FLAGS`."""
     text = [None if x is None else os.fsencode(x) for x in (source, target, fstype)]
     bits = ctypes.c_ulong(_flags(flags, MOUNT_FLAGS))
@@ -200,7 +203,8 @@ def fork_and_wait(report_fd: int | None, new_session: bool) -> None:
         if report_fd is not None:
             os.write(report_fd, str(child).encode())
         # Nothing of the plan may stay open here: a pipe's other end waits for the last writer.
-        close_from(3, keep=())
+        # By number: /proc may be another pid namespace's by now, where this process has no entry.
+        os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         null = os.open("/dev/null", os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
@@ -220,10 +224,8 @@ def close_from(first: int, keep: Sequence[int]) -> None:
     """Close every descriptor from `first` on except those to keep."""
     for fd in sorted(int(x) for x in os.listdir("/proc/self/fd")):
         if fd >= first and fd not in keep:
-            try:
+            with contextlib.suppress(OSError):  # the listing's own descriptor is gone already
                 os.close(fd)
-            except OSError:
-                pass  # the listing's own descriptor
 
 
 def set_stdio(fds: Sequence[int | None]) -> None:

@@ -46,7 +46,9 @@ async def start_helper(plan: Plan, *, pass_fds: Sequence[int] = (), **popen: Any
         return await trio.lowlevel.open_process(helper_argv(fd), pass_fds=[*pass_fds, fd], **popen)
 
 
-async def run_helper(plan: Plan, *, pass_fds: Sequence[int] = (), check: bool = True, **options: Any) -> tuple[int, bytes]:
+async def run_helper(
+    plan: Plan, *, pass_fds: Sequence[int] = (), check: bool = True, **options: Any
+) -> tuple[int, bytes]:
     """Run a helper to its end and return its exit code and standard output and error together.
 
     Raises:

@@ -39,7 +39,9 @@ def in_namespace(fd: int, kind: str, work: Callable[[], T]) -> T:
 
 def tcp_socket_in(netns_fd: int) -> socket.socket:
     """A TCP socket that lives in a network namespace, whoever uses it afterwards."""
-    return in_namespace(netns_fd, "net", lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
+    return in_namespace(
+        netns_fd, "net", lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    )
 
 
 def open_namespace(pid: int, kind: str) -> int:

@@ -11,6 +11,7 @@ Stand-alone on purpose: standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -29,7 +30,7 @@ OUTPUT_LIMIT_BYTES = 8 << 20
 GRACE_S = 0.2
 _PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_DROP, _PR_SET_DUMPABLE = 38, 24, 4
 
-SHIM = '''#!/usr/bin/python3 -I
+SHIM = """#!/usr/bin/python3 -I
 import array, json, os, socket, struct, sys
 s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 s.connect({path!r})
@@ -39,8 +40,24 @@ s.sendmsg([struct.pack("I", len(body))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS,
 s.sendall(body)
 code = s.recv(4, socket.MSG_WAITALL)
 sys.exit(struct.unpack("I", code)[0] if len(code) == 4 else 1)
-'''
-_WITH_VALUE = {"-u", "--user", "-g", "--group", "-p", "--prompt", "-h", "--host", "-C", "-r", "-t", "-T", "-D", "-R", "-U"}
+"""
+_WITH_VALUE = {
+    "-u",
+    "--user",
+    "-g",
+    "--group",
+    "-p",
+    "--prompt",
+    "-h",
+    "--host",
+    "-C",
+    "-r",
+    "-t",
+    "-T",
+    "-D",
+    "-R",
+    "-U",
+}
 
 
 def parse_sudo(argv: list[str]) -> tuple[str, bool, dict[str, str], list[str]]:
@@ -169,12 +186,12 @@ def _run_step(request: dict[str, Any], folder: str, listener: socket.socket) -> 
             become(USER_UID, [USER_UID])
             argv = ["/bin/sh", "-c", request["command"]] if request["shell"] else list(request["command"])
             os.execvpe(argv[0], argv, env)
-        except BaseException as e:
+        except BaseException as e:  # noqa: BLE001 - a forked child: it must end here, never go on
             os.write(2, f"{e}\n".encode())
         os._exit(127)
     os.close(out_w)
     os.close(err_w)
-    streams = {out_r: bytearray(), err_r: bytearray()}
+    streams: dict[int, bytearray] = {out_r: bytearray(), err_r: bytearray()}
     operands: dict[int, socket.socket] = {}
     deadline = time.monotonic() + float(request["timeout_s"])
     status: int | None = None
@@ -188,9 +205,9 @@ def _run_step(request: dict[str, Any], folder: str, listener: socket.socket) -> 
                 os.kill(pid, signal.SIGKILL)
         if status is not None and now > ended_at + GRACE_S:
             break  # a program that the step left behind holds the pipe
-        ready, _, _ = select.select([listener, *open_fds], [], [], 0.02)
+        ready, _, _ = select.select([listener.fileno(), *open_fds], [], [], 0.02)
         for fd in ready:
-            if fd is listener:
+            if fd == listener.fileno():
                 _accept(listener, step, operands)
                 continue
             data = os.read(fd, 1 << 16)
@@ -209,11 +226,9 @@ def _run_step(request: dict[str, Any], folder: str, listener: socket.socket) -> 
                 status, ended_at = os.waitstatus_to_exitcode(code), time.monotonic()
             elif pid in operands:
                 exit_code = os.waitstatus_to_exitcode(code)
-                with operands.pop(pid) as connection:
-                    try:
-                        connection.sendall(struct.pack("I", exit_code if exit_code >= 0 else 128 - exit_code))
-                    except BrokenPipeError:
-                        pass  # the caller is gone
+                # The caller may be gone: then nobody wants the code.
+                with operands.pop(pid) as connection, contextlib.suppress(BrokenPipeError):
+                    connection.sendall(struct.pack("I", exit_code if exit_code >= 0 else 128 - exit_code))
     return {
         "returncode": status,
         "output": bytes(streams[out_r]).decode(errors="replace"),

@@ -38,4 +38,3 @@ async def open_idmap() -> int:
             await stream.aclose()
         with trio.CancelScope(shield=True):
             await helper.wait()  # cat ends at its end of file
-

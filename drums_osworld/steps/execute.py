@@ -46,7 +46,7 @@ class KeepsOutput(Protocol):
 
 @attrs.frozen
 class Until:
-    """What a command's result must show before set-up goes on; one match is enough, and asking for nothing is no wait."""
+    """What a command's result must show before set-up goes on; one match is enough, and nothing asked is no wait."""
 
     returncode: int | None = None
     stdout: str | None = None

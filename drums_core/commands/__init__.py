@@ -1,0 +1,1 @@
+"""The host's commands, each an entry point of `drums.commands`."""

@@ -1,0 +1,128 @@
+"""`drums image`: build, list and remove images."""
+
+from __future__ import annotations
+
+import time
+
+import attrs
+import click
+import trio
+
+from drums.errors import ImageNotFound, PrerequisiteError
+from drums_core.commands.output import configure_logging, print_json, print_table, progress_bar
+from drums_core.config import load_config
+from drums_core.host import open_host
+from drums_core.image.recipe import known_recipes
+from drums_core.image.store import Image, ImageStore
+
+
+def _store() -> ImageStore:
+    return ImageStore(load_config().state_dir / "images")
+
+
+def _require_root() -> None:
+    import os
+
+    if os.geteuid() != 0:
+        raise PrerequisiteError(f"images need root, this is uid {os.geteuid()}", hint="run it with sudo")
+
+
+async def _make_golden(name: str) -> str:
+    async with open_host() as host:
+        return (await host.golden(name)).id
+
+
+def _describe(image: Image) -> dict[str, object]:
+    document = attrs.asdict(image)
+    return {**document, "path": str(image.path), "golden": image.golden_id()}
+
+
+@click.group()
+def image() -> None:
+    """Build, list and remove the images that desktops start from.
+
+    \b
+    drums image build minimal
+    drums image ls --json
+    """
+
+
+def _build(name: str, mirror: str | None) -> None:
+    with progress_bar(f"image {name}") as progress:
+        _store().build(name, mirror=mirror, progress=progress)
+
+
+@image.command()
+@click.argument("name")
+@click.option("--mirror", help="Debian mirror to install from; the host's own otherwise.")
+@click.option("--json", "as_json", is_flag=True, help="Print the image as JSON.")
+def build(name: str, mirror: str | None, as_json: bool) -> None:
+    """Build the image NAME, boot it once, and dump its golden checkpoint.
+
+    Replaces an older build of the same name. An interrupted build leaves nothing.
+    """
+    _require_root()
+    configure_logging()
+    began = time.monotonic()
+    _build(name, mirror)
+    click.echo("booting it and dumping its golden checkpoint", err=True)
+    trio.run(_make_golden, name)
+    built = _store().load(name)
+    if as_json:
+        print_json(_describe(built))
+    else:
+        click.echo(f"image {name} {built.digest[:12]} built in {time.monotonic() - began:.0f} s")
+
+
+@image.command()
+@click.argument("name")
+@click.option("--mirror", help="Debian mirror to install from; the host's own otherwise.")
+def ensure(name: str, mirror: str | None) -> None:
+    """Build the image NAME and make its golden checkpoint, unless they are there."""
+    _require_root()
+    configure_logging()
+    try:
+        there = _store().load(name)
+    except ImageNotFound:
+        _build(name, mirror)
+        there = None
+    if there is None or there.golden_id() is None:
+        click.echo("booting the image and dumping its golden checkpoint", err=True)
+        trio.run(_make_golden, name)
+
+
+@image.command("ls")
+@click.option("--json", "as_json", is_flag=True, help="Print the images as JSON.")
+def list_images(as_json: bool) -> None:
+    """List the images that are built, and the recipes that are known."""
+    store = _store()
+    built = [store.load(name) for name in store.names()]
+    if as_json:
+        print_json({"images": [_describe(i) for i in built], "recipes": list(known_recipes())})
+        return
+    rows = [
+        [i.name, i.digest[:12], f"{i.size_bytes / 1e6:.0f} MB", time.strftime("%F %T", time.localtime(i.built_at))]
+        for i in built
+    ]
+    print_table("images", ["name", "digest", "size", "built"], rows)
+    missing = sorted(set(known_recipes()) - {i.name for i in built})
+    if missing:
+        click.echo(f"not built: {', '.join(missing)}", err=True)
+
+
+@image.command("rm")
+@click.argument("name")
+def remove(name: str) -> None:
+    """Remove the image NAME and its golden checkpoint; refused while desktops use it."""
+    _require_root()
+    store = _store()
+    golden = store.load(name).golden_id()
+    store.remove(name)
+    if golden is not None:
+        trio.run(_discard_golden, golden)
+    click.echo(f"removed image {name}")
+
+
+async def _discard_golden(identity: str) -> None:
+    async with open_host() as host:
+        await host.discard_unused(identity)
