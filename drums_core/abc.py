@@ -18,6 +18,7 @@ from drums_core.model import (
     DesktopEvent,
     Finding,
     Json,
+    KernelLimits,
     Limits,
     Phase,
     ProcessIdentity,
@@ -37,7 +38,7 @@ class CgroupView(Protocol):
     def members(self) -> Mapping[Path, frozenset[int]]:
         """Host pids of every directory's `cgroup.procs` (thread group leaders; zombies left out)."""
 
-    def read_limits(self) -> Limits:
+    def read_limits(self) -> KernelLimits:
         """The limits as the kernel reads them back."""
 
     def oom_kills(self) -> int:
@@ -143,6 +144,13 @@ class StepContext(Protocol):
     def note(self, text: str) -> None:
         """Record something that the episode's reader should know (a non-zero exit, say)."""
 
+    def keep_output(self, name: str, text: str) -> None:
+        """Keep a command's output for the checker, as `cache/NAME` of its scratch folder.
+
+        Raises:
+            ConfigError: the name is no plain file name.
+        """
+
 
 class Step(Protocol):
     """One type of set-up step."""
@@ -166,7 +174,9 @@ class CheckContext:
             has no other network. Its result is never awaited for; see `transport_failures`.
         transport_failures: lines about requests that could not be answered; any of them withholds the score.
         run_steps: carry out set-up steps (an evaluator's `postconfig`).
-        scratch: an empty directory for this check on the host, removed afterwards.
+        scratch: a directory for this check on the host, removed afterwards; `cache/` in it holds the outputs that
+            set-up steps kept.
+        worker_cgroups: cgroup directories that a worker process joins, so that its memory is limited.
     """
 
     task: Task
@@ -175,6 +185,7 @@ class CheckContext:
     transport_failures: list[str]
     run_steps: Callable[[Sequence[SetupStep]], Awaitable[None]]
     scratch: Path
+    worker_cgroups: tuple[Path, ...] = ()
 
 
 class Checker(Protocol):

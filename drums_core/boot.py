@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -11,6 +13,7 @@ import trio
 from drums.errors import DesktopError
 from drums_core.sys.cgroups import Cgroup
 from drums_core.sys.helper import Plan, start_helper
+from drums_core.sys.overlay import OPTIONS
 from drums_core.sys.seccomp import desktop_filter
 from drums_core.sys.userns import ID_MAP
 
@@ -60,6 +63,12 @@ def boot_plan(root: Path, dev: Path, cgroup: Cgroup, report_fd: int) -> Plan:
         ["exec", list(INIT_ARGV), _ENV],
     ]
     return plan
+
+
+def layout_digest() -> str:
+    """A hash of how desktops are laid out: a checkpoint of another layout would fail its gates when restored."""
+    plan = boot_plan(Path("/root"), Path("/dev"), Cgroup("", {}), 0)
+    return hashlib.sha256(json.dumps([plan, OPTIONS]).encode()).hexdigest()[:16]
 
 
 async def boot(root: Path, dev: Path, cgroup: Cgroup) -> tuple[trio.Process, int]:

@@ -22,6 +22,7 @@ from blake3 import blake3
 
 import drums
 from drums.errors import CheckpointError
+from drums_core.boot import layout_digest
 from drums_core.criu_provider import Criu
 from drums_core.durable import sync_directory, write_json
 from drums_core.model import Json, Task
@@ -36,11 +37,12 @@ UPPER = "upper"
 
 @attrs.frozen
 class HostFacts:
-    """What a checkpoint is bound to: another kernel, processor or CRIU may not restore it."""
+    """What a checkpoint is bound to: another kernel, processor, CRIU or drums may not restore it."""
 
     kernel: str
     cpu_features: str  # hash of the processor's flags
     criu: str  # hash of the CRIU binary
+    layout: str  # hash of how this drums lays desktops out
 
     @classmethod
     def of_this_host(cls, criu: Criu) -> HostFacts:
@@ -50,7 +52,7 @@ class HostFacts:
             if line.startswith("flags"):
                 flags = " ".join(sorted(line.partition(":")[2].split()))
                 break
-        return cls(platform.release(), blake3(flags.encode()).hexdigest()[:16], criu.sha256)
+        return cls(platform.release(), blake3(flags.encode()).hexdigest()[:16], criu.sha256, layout_digest())
 
 
 @attrs.frozen
@@ -235,7 +237,7 @@ class CheckpointStore:
         raise CheckpointError(f"no checkpoint {name!r}", hint="see `drums checkpoints`", checkpoint=name)
 
     def _check_host(self, name: str, manifest: Manifest) -> None:
-        for what in ("kernel", "cpu_features", "criu"):
+        for what in ("kernel", "cpu_features", "criu", "layout"):
             made, here = getattr(manifest.host, what), getattr(self.host, what)
             if made != here:
                 raise CheckpointError(

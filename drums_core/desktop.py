@@ -385,7 +385,7 @@ class Desktop:
         return [f"{p.command!r} ({p.inner_pid})" for p in read_processes(sorted(pids - set(inside)))]
 
     async def _copy_upper(self, target: Path) -> None:
-        # cp knows whiteouts, opaque folders' xattrs, holes and hard links. (A copy by hard links would change with its source.)
+        # cp knows whiteouts, opaque folders' xattrs, holes and hard links; a hard-linked copy would follow its source.
         done = await trio.run_process(
             ["cp", "-a", "--preserve=all", "--reflink=auto", str(self.folder / UPPER), str(target)],
             check=False,

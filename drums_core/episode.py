@@ -36,6 +36,7 @@ class Episode:
     started_at: float = attrs.field(factory=time.time)
     results: list[GateResult] = attrs.field(factory=list)
     notes: list[str] = attrs.field(factory=list)
+    outputs: dict[str, str] = attrs.field(factory=dict)  # of commands, kept for the checker
     actions: int = 0
     last_action: str | None = None
     closed: bool = False

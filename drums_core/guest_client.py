@@ -1,8 +1,26 @@
 """Talking to a desktop's guest server: HTTP over a socket that is opened inside the desktop's network namespace.
 
-The desktop's addresses never meet the host's, and every request carries the desktop's secret, which no process of
-the agent can read. One connection per request: a connection that is open while the desktop is frozen would be
-dumped with it.
+The desktop's addresses never meet the host's. One connection per request: a connection that is open while the desktop
+is frozen would be dumped with it.
+
+Each side proves to the other that it knows the desktop's secret, which no process of the agent can read and which never
+travels: the agent may listen on the port while the guest server is dead, and must neither learn how to make a request
+nor answer one. drums_core/guest/signing.py is the desktop's half; the two must agree to the byte.
+
+A request has three header fields besides what it says:
+
+    X-Drums-Nonce        32 lower-case hexadecimal digits, new for each request
+    X-Drums-Body-SHA256  the body's SHA-256, in lower-case hexadecimal
+    X-Drums-Signature    HMAC("drums-request", nonce, method, target, content type, body's SHA-256)
+
+The reply to it ends with one trailer field:
+
+    X-Drums-Proof        HMAC("drums-reply", nonce, status, content type, body's SHA-256)
+
+HMAC is HMAC-SHA256 in lower-case hexadecimal. Its key is the secret's 64 bytes; its message is each field as a
+netstring, one after the other: the length in bytes as decimal digits, a colon, the bytes, a comma. Text is latin-1, the
+target is what the request line says, the status is three digits, and a content type that is not there is empty. So a
+reply's message begins `11:drums-reply,32:`.
 """
 
 from __future__ import annotations
@@ -22,17 +40,15 @@ from drums.errors import GuestError
 from drums_core.sys.inside import tcp_socket_in
 
 PORT = 5000
-SECRET_HEADER = "X-Drums-Secret"
-CHALLENGE_HEADER = "X-Drums-Challenge"
 MAX_BODY_BYTES = 256 << 20
 
 
 @attrs.frozen
 class Response:
-    """A reply of the guest server."""
+    """A reply of the guest server: the parts of it that are proven to be the server's."""
 
     status: int
-    headers: Sequence[tuple[bytes, bytes]]
+    content_type: str
     body: bytes
 
     def json(self) -> Any:
@@ -53,7 +69,7 @@ class GuestClient:
 
     Args:
         netns_fd: the desktop's network namespace.
-        secret: the secret that the desktop's guest server expects.
+        secret: the secret that the desktop's guest server knows.
     """
 
     netns_fd: int
@@ -83,20 +99,30 @@ class GuestClient:
         *,
         timeout_s: float = 130.0,
     ) -> Response:
-        """One request and its whole reply.
+        """One signed request and its whole reply, proven to be the guest server's.
 
         Raises:
-            GuestError: no connection, no whole reply, or none in time.
+            GuestError: no connection, no whole reply, none in time, or one of something that does not know the secret.
         """
+        nonce = secrets.token_hex(16)
+        signed = [*headers, *_signed_fields(self.secret, nonce, method, target, headers, body)]
         try:
             with trio.fail_after(timeout_s):
                 stream = await self.connect()
                 async with stream:
-                    return await exchange(stream, method, target, body, [*headers, (SECRET_HEADER, self.secret)])
+                    status, fields, content = await _exchange(stream, method, target, body, signed)
         except trio.TooSlowError as e:
             raise GuestError(f"the guest server did not answer {method} {target} within {timeout_s:g} s") from e
         except (OSError, trio.BrokenResourceError, h11.RemoteProtocolError) as e:
             raise GuestError(f"the guest server did not answer {method} {target}: {e}") from e
+        content_type = fields.get("content-type", "")
+        wanted = reply_proof(self.secret, nonce, status, content_type, hashlib.sha256(content).hexdigest())
+        if not hmac.compare_digest(fields.get("x-drums-proof", "").encode("latin-1"), wanted.encode()):
+            raise GuestError(
+                "what answers on the guest server's port does not know this desktop's secret: "
+                f"it answered {method} {target} with {status} and no valid proof"
+            )
+        return Response(status, content_type, content)
 
     async def call(self, method: str, target: str, document: Any = None, *, timeout_s: float = 130.0) -> Response:
         """A request with a JSON body whose reply must be a success.
@@ -116,47 +142,76 @@ class GuestClient:
         return response
 
     async def health(self) -> None:
-        """One challenge: the reply must prove knowledge of this desktop's secret.
+        """One short request.
 
         Raises:
             GuestError: no answer, or one from something that does not know the secret.
         """
-        challenge = secrets.token_hex(16)
-        response = await self.request("GET", "/health", headers=[(CHALLENGE_HEADER, challenge)], timeout_s=5.0)
+        response = await self.request("GET", "/health", timeout_s=5.0)
         if response.status != 200:
             raise GuestError(f"the guest server answered /health with {response.status}, expected 200")
-        proof = response.json()
-        want = hmac.new(self.secret.encode(), challenge.encode(), hashlib.sha256).hexdigest()
-        got = proof.get("proof") if isinstance(proof, Mapping) else None
-        if not isinstance(got, str) or not hmac.compare_digest(got, want):
-            raise GuestError("what answers on the guest server's port does not know this desktop's secret")
 
 
-async def exchange(
+def request_signature(secret: str, nonce: str, method: str, target: str, content_type: str, body_sha256: str) -> str:
+    """A request's `X-Drums-Signature`."""
+    return _sign(secret, "drums-request", nonce, method, target, content_type, body_sha256)
+
+
+def reply_proof(secret: str, nonce: str, status: int, content_type: str, body_sha256: str) -> str:
+    """The `X-Drums-Proof` of the reply to a request with that nonce."""
+    return _sign(secret, "drums-reply", nonce, str(status), content_type, body_sha256)
+
+
+def _sign(secret: str, *fields: str) -> str:
+    encoded = [field.encode("latin-1") for field in fields]
+    message = b"".join(b"%d:%s," % (len(field), field) for field in encoded)
+    return hmac.digest(secret.encode("latin-1"), message, "sha256").hex()
+
+
+def _signed_fields(
+    secret: str, nonce: str, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes
+) -> list[tuple[str, str]]:
+    """The header fields that make a signed request of a request."""
+    content_type = {name.lower(): value for name, value in headers}.get("content-type", "")
+    body_sha256 = hashlib.sha256(body).hexdigest()
+    return [
+        ("X-Drums-Nonce", nonce),
+        ("X-Drums-Body-SHA256", body_sha256),
+        ("X-Drums-Signature", request_signature(secret, nonce, method, target, content_type, body_sha256)),
+    ]
+
+
+async def _exchange(
     stream: trio.SocketStream, method: str, target: str, body: bytes, headers: Sequence[tuple[str, str]]
-) -> Response:
-    """Send one HTTP/1.1 request on a fresh stream and read the reply to its end (h11)."""
+) -> tuple[int, Mapping[str, str], bytes]:
+    """Send one HTTP/1.1 request on a fresh stream and read the reply to its end (h11).
+
+    Returns:
+        The reply's status, its header and trailer fields by their names in lower case, and its body.
+    """
     connection = h11.Connection(h11.CLIENT)
     lines = [("Host", "desktop"), ("Connection", "close"), ("Content-Length", str(len(body))), *headers]
-    for event in (h11.Request(method=method, target=target, headers=lines), h11.Data(data=body), h11.EndOfMessage()):
-        data = connection.send(event)
-        if data:
-            await stream.send_all(data)
-    reply: h11.Response | None = None
+    request = h11.Request(
+        method=method, target=target, headers=[(k.encode("latin-1"), v.encode("latin-1")) for k, v in lines]
+    )
+    await stream.send_all(
+        b"".join(connection.send(part) or b"" for part in (request, h11.Data(data=body), h11.EndOfMessage()))
+    )
+    status = 0
+    fields: dict[str, str] = {}
     received = bytearray()
     while True:
         event = connection.next_event()
         if event is h11.NEED_DATA:
             connection.receive_data(await stream.receive_some(1 << 16))
-        elif isinstance(event, h11.Response):
-            reply = event
+        elif isinstance(event, h11.Response | h11.EndOfMessage):
+            fields |= {k.decode("latin-1"): v.decode("latin-1") for k, v in event.headers}
+            if isinstance(event, h11.EndOfMessage):
+                return status, fields, bytes(received)
+            status = event.status_code
         elif isinstance(event, h11.Data):
             received += event.data
             if len(received) > MAX_BODY_BYTES:
                 raise GuestError(f"the guest server sent more than the allowed {MAX_BODY_BYTES} bytes")
-        elif isinstance(event, h11.EndOfMessage):
-            break
         elif isinstance(event, h11.ConnectionClosed):
             raise GuestError("the guest server closed the connection without a reply")
-    assert reply is not None  # h11 gives EndOfMessage only after a Response
-    return Response(reply.status_code, list(reply.headers), bytes(received))

@@ -1,7 +1,8 @@
 """Serving a desktop's guest server to a checker's worker, which has no other network.
 
-Every request is passed on with the desktop's secret added. What could not be asked is noted here, outside the
-worker: OSWorld's code swallows transport errors into zeros, and a score must be withheld then.
+Every request is made anew with a signature, and only what its proof covers comes back: status, content type and body.
+What could not be asked is noted here, outside the worker: OSWorld's code swallows transport errors into zeros, and a
+score must be withheld then.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ import h11
 import trio
 
 from drums.errors import GuestError
-from drums_core.guest_client import SECRET_HEADER, GuestClient
+from drums_core.guest_client import GuestClient
 
 MAX_REQUEST_BYTES = 64 << 20
-_DROPPED = {b"host", b"connection", b"content-length", b"transfer-encoding", SECRET_HEADER.lower().encode()}
 
 
 async def serve_guest(guest: GuestClient, listening_fd: int, failures: list[str]) -> None:
@@ -63,18 +63,17 @@ async def _one_request(guest: GuestClient, stream: trio.SocketStream, failures: 
             return  # closed without a request
     assert request is not None
     method, target = request.method.decode(), request.target.decode("ascii", "replace")
-    headers = [(k.decode(), v.decode("latin-1")) for k, v in request.headers if k not in _DROPPED]
+    # The guest server reads no other field but the body's length and its own, which the client makes.
+    headers = [("Content-Type", v.decode("latin-1")) for k, v in request.headers if k == b"content-type"]
     try:
         reply = await guest.request(method, target, bytes(body), headers)
-        status, content = reply.status, reply.body
-        kept = [(k, v) for k, v in reply.headers if k.lower() not in _DROPPED]
+        status, content_type, content = reply.status, reply.content_type, reply.body
         if status >= 500:
             failures.append(f"{method} {target}: the guest server answered {status}: {content[:200]!r}")
     except GuestError as e:
         failures.append(f"{method} {target}: {e}")
-        status, content, kept = 502, b"the desktop could not be asked", []
-    answer = h11.Response(
-        status_code=status, headers=[*kept, ("Content-Length", str(len(content))), ("Connection", "close")]
-    )
+        status, content_type, content = 502, "text/plain", b"the desktop could not be asked"
+    fields = [("Content-Type", content_type), ("Content-Length", str(len(content))), ("Connection", "close")]
+    answer = h11.Response(status_code=status, headers=fields)
     for out in (answer, h11.Data(data=content), h11.EndOfMessage()):
         await stream.send_all(connection.send(out) or b"")

@@ -21,6 +21,7 @@ from drums.errors import (
     CheckpointError,
     ConfigError,
     DesktopError,
+    ImageUnsuitable,
     PrerequisiteError,
     SlotNotFound,
     TaskNotFound,
@@ -37,7 +38,7 @@ from drums_core.evidence.processes import is_running, read_processes
 from drums_core.gating import GateSet
 from drums_core.golden import ensure_golden
 from drums_core.image.store import Image, ImageStore
-from drums_core.leftovers import clear_checkpoints, clear_slots
+from drums_core.leftovers import clear_checkpoints, clear_slots, clear_worker_cgroups
 from drums_core.model import DesktopEvent, Json, PluginId, Reward, Task, Validity
 from drums_core.plugins import Plugins, build_manager
 from drums_core.services import Interposer, Services
@@ -170,6 +171,12 @@ class Host:
     async def golden(self, image: str) -> Checkpoint:
         """An image's golden checkpoint, made if need be."""
         built = await trio.to_thread.run_sync(self.images.load, image)
+        if not built.is_current:
+            raise ImageUnsuitable(
+                f"image {image!r} was built by another version of drums ({built.drums})",
+                hint=f"build it anew: drums image build {image}",
+                image=image,
+            )
         self._use_image(image)
         async with self._golden_lock:
             return await ensure_golden(self.services, built)
@@ -500,6 +507,7 @@ def _enter_state(state: Path, store: CheckpointStore) -> int:
         return take_lock(lock_file, shared=True, wait=True)
     try:
         clear_checkpoints(store)
+        clear_worker_cgroups()
         _clear_runtime(state / "run")
         # flock(2) converts in place; nobody can be shared and exclusive at once in between.
         fcntl.flock(alone, fcntl.LOCK_SH)

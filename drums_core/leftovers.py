@@ -16,11 +16,12 @@ import structlog
 from drums_core.checkpoint import MANIFEST, CheckpointStore
 from drums_core.durable import take_lock
 from drums_core.evidence.processes import is_running
-from drums_core.sys.cgroups import existing_cgroup
+from drums_core.sys.cgroups import cgroup_names, existing_cgroup
 from drums_core.sys.removal import remove_tree, unmount_below
 
 _log = structlog.get_logger("drums.leftovers")
 KILL_LIMIT_S = 10.0
+WORKER_PREFIX = "w-"  # of the cgroups of checks
 
 
 def clear_slots(slots_dir: Path) -> list[str]:
@@ -60,6 +61,14 @@ def _clear_slot(folder: Path) -> None:
         time.sleep(0.01)
     unmount_below(folder)
     remove_tree(folder)
+
+
+def clear_worker_cgroups() -> None:
+    """Remove the cgroups of checks whose host ended; their workers ended with it. Only while no other host is open."""
+    for name in cgroup_names():
+        cgroup = existing_cgroup(name) if name.startswith(WORKER_PREFIX) else None
+        if cgroup is not None and not cgroup.pids():
+            cgroup.remove()
 
 
 def clear_checkpoints(store: CheckpointStore) -> list[str]:

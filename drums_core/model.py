@@ -88,21 +88,40 @@ class GateResult:
     duration_ms: float = 0.0
 
 
+PAGE_BYTES = 4096  # x86-64
+_MAX_PIDS = 1 << 22  # the kernel's PID_MAX_LIMIT: pids.max takes no higher number
+
+
+def _whole_pages(_: object, attribute: attrs.Attribute[int], value: int) -> None:
+    if value % PAGE_BYTES:
+        raise ValueError(f"{attribute.name!r} must be a multiple of {PAGE_BYTES}, a page's size: {value}")
+
+
 @attrs.frozen
-class Limits:
-    """What a desktop may use.
+class KernelLimits:
+    """A cgroup's limits as the kernel reads them back, in the units of `Limits`; None is no limit."""
+
+    cpus: float | None
+    memory_bytes: int | None
+    swap_bytes: int | None
+    pids: int | None
+
+
+@attrs.frozen
+class Limits(KernelLimits):
+    """What a desktop may use. Only what the kernel takes and reads back unchanged.
 
     Args:
-        cpus: CPU time in cores (quota over period).
-        memory_bytes: memory limit.
-        swap_bytes: swap on top of the memory limit.
+        cpus: CPU time in cores (quota over period); 0.01 is the kernel's least.
+        memory_bytes: memory limit, whole pages.
+        swap_bytes: swap on top of the memory limit, whole pages.
         pids: processes and threads.
     """
 
-    cpus: float = 2.0
-    memory_bytes: int = 4 << 30
-    swap_bytes: int = 0
-    pids: int = 2048
+    cpus: float = attrs.field(default=2.0, validator=[attrs.validators.ge(0.01), attrs.validators.lt(float("inf"))])
+    memory_bytes: int = attrs.field(default=4 << 30, validator=[attrs.validators.ge(PAGE_BYTES), _whole_pages])
+    swap_bytes: int = attrs.field(default=0, validator=[attrs.validators.ge(0), _whole_pages])
+    pids: int = attrs.field(default=2048, validator=[attrs.validators.ge(1), attrs.validators.le(_MAX_PIDS)])
 
 
 @attrs.frozen(order=True)

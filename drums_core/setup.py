@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -36,6 +37,7 @@ class DesktopStepContext:
 
     slot: Slot
     screen: tuple[int, int] = SCREEN
+    cache: Path | None = None  # where the checker under way finds kept outputs
 
     async def execute(
         self, command: str | Sequence[str], *, shell: bool = False, timeout_s: float = 120.0
@@ -57,6 +59,14 @@ class DesktopStepContext:
         """Start a program and leave it running."""
         document = {"command": command if isinstance(command, str) else list(command), "shell": shell}
         await self.slot.guest.call("POST", "/setup/launch", document)
+
+    def keep_output(self, name: str, text: str) -> None:
+        """Keep a command's output in the episode, for the checker."""
+        if "/" in name or name in ("", ".", ".."):
+            raise ConfigError(f"{name!r} is no file name to keep an output under", path="$.stdout")
+        self.slot.episode.outputs[name] = text
+        if self.cache is not None:
+            (self.cache / name).write_text(text, encoding="utf-8")
 
     def note(self, text: str) -> None:
         """Record a remark in the episode."""
@@ -80,14 +90,17 @@ def parse_steps(registry: Registry, steps: Sequence[SetupStep], where: str) -> N
         registry.steps[step.type][0]().parse(step.parameters)
 
 
-async def run_steps(slot: Slot, steps: Sequence[SetupStep]) -> None:
+async def run_steps(slot: Slot, steps: Sequence[SetupStep], *, cache: Path | None = None) -> None:
     """Carry out steps in order.
+
+    Args:
+        cache: a folder that kept outputs are written to besides, for a checker under way.
 
     Raises:
         SetupFailed: names the step by index and type, with what it put out.
     """
     registry = slot.host.plugins.registry
-    context = DesktopStepContext(slot)
+    context = DesktopStepContext(slot, cache=cache)
     for index, step in enumerate(steps):
         slot.host.publish("progress", slot.id, {"step": index, "type": step.type, "of": len(steps)})
         try:

@@ -292,7 +292,7 @@ class Slot:
                     for child in children:
                         await child.close(reason="the fork failed")
                 if isinstance(e, BaseExceptionGroup):
-                    raise _first_error(e) from e
+                    raise first_error(e) from e
                 raise
             return children
 
@@ -445,11 +445,11 @@ class Slot:
         return reward
 
 
-def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error to show for several children that failed together; cancellation is not hidden by it."""
     for e in group.exceptions:
         if isinstance(e, BaseExceptionGroup):
-            return _first_error(e)
+            return first_error(e)
         if isinstance(e, DrumsError | OSError):
             return e
     return group.exceptions[0]

@@ -6,7 +6,9 @@ import copy
 import math
 import shutil
 import tempfile
-from collections.abc import Sequence
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +18,10 @@ import trio
 from drums.errors import CheckerError, DrumsError, VerifierNotFound
 from drums_core.abc import CheckContext, Checker
 from drums_core.guest_gateway import serve_guest
-from drums_core.model import Phase, Reward, SetupStep, Task
+from drums_core.leftovers import WORKER_PREFIX
+from drums_core.model import Limits, Phase, Reward, SetupStep, Task
 from drums_core.setup import run_steps
+from drums_core.sys.cgroups import create_cgroup
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from drums_core.slot import Slot
 
 _log = structlog.get_logger("drums.verify")
+WORKER_LIMITS = Limits(cpus=2.0, memory_bytes=4 << 30, swap_bytes=0, pids=256)
 
 
 def checker_for(checkers: Mapping[str, tuple[Checker, PluginId]], task: Task) -> tuple[str, Checker, PluginId]:
@@ -72,30 +77,51 @@ async def grade(slot: Slot) -> Reward:
     return host.make_reward(slot, score=score, checker_error=error)
 
 
+@asynccontextmanager
+async def _worker_cgroup() -> AsyncIterator[tuple[Path, ...]]:
+    """A cgroup for one check's worker: too much memory kills it, which shows, where a failed allocation may not."""
+    cgroup = create_cgroup(f"{WORKER_PREFIX}{uuid.uuid4().hex[:12]}")
+    try:
+        cgroup.write_limits(WORKER_LIMITS)
+        yield tuple(cgroup.paths)
+    finally:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 10):
+            while not cgroup.remove():
+                cgroup.kill()
+                await trio.sleep(0.005)
+
+
 async def _score(slot: Slot, task: Task, checker: Checker) -> float:
     failures: list[str] = []
     guest = slot.guest
     scratch = Path(tempfile.mkdtemp(prefix="drums-check-"))
+    cache = scratch / "cache"
+    cache.mkdir()
+    for name, text in slot.episode.outputs.items():
+        (cache / name).write_text(text, encoding="utf-8")
 
     async def serve(fd: int) -> None:
         await serve_guest(guest, fd, failures)
 
     async def steps(documents: Sequence[SetupStep]) -> None:
-        await run_steps(slot, documents)
+        await run_steps(slot, documents, cache=cache)
 
+    limit_s = slot.host.services.config.checker_timeout_s
     try:
-        context = CheckContext(
-            task=copy.deepcopy(task),
-            last_action=slot.episode.last_action,
-            serve_guest=serve,
-            transport_failures=failures,
-            run_steps=steps,
-            scratch=scratch,
-        )
-        with trio.move_on_after(slot.host.services.config.checker_timeout_s) as scope:
-            score = await checker.check(context)
-        if scope.cancelled_caught:
-            raise CheckerError(f"the checker did not end within {slot.host.services.config.checker_timeout_s:g} s")
+        async with _worker_cgroup() as worker_cgroups:
+            context = CheckContext(
+                task=copy.deepcopy(task),
+                last_action=slot.episode.last_action,
+                serve_guest=serve,
+                transport_failures=failures,
+                run_steps=steps,
+                scratch=scratch,
+                worker_cgroups=worker_cgroups,
+            )
+            with trio.move_on_after(limit_s) as scope:
+                score = await checker.check(context)
+            if scope.cancelled_caught:
+                raise CheckerError(f"the checker did not end within {limit_s:g} s")
     finally:
         shutil.rmtree(scratch)
     if failures:

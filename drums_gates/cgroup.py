@@ -10,20 +10,20 @@ import trio
 from drums_core.abc import DesktopView
 from drums_core.evidence.processes import processes_in_pidns
 from drums_core.hookspecs import RegisterGate, hookimpl
-from drums_core.model import Finding, Json, Limits, Phase, failed, passed
+from drums_core.model import Finding, Json, KernelLimits, Limits, Phase, failed, passed
 from drums_gates._report import bounded, some
 
 # The kernel keeps CPU time as whole microseconds of a period of 0.1 s.
 _CPU_TOLERANCE = 1e-5
 
 
-def _differences(asked: Limits, read: Limits) -> list[str]:
+def _differences(asked: Limits, read: KernelLimits) -> list[str]:
     found = []
     for name, wanted in attrs.asdict(asked).items():
         have = getattr(read, name)
-        equal = abs(have - wanted) <= _CPU_TOLERANCE if name == "cpus" else have == wanted
+        equal = have is not None and abs(have - wanted) <= (_CPU_TOLERANCE if name == "cpus" else 0)
         if not equal:
-            found.append(f"{name} is {have}, expected {wanted}")
+            found.append(f"{name} is {'unlimited' if have is None else have}, expected {wanted}")
     return found
 
 

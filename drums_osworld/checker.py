@@ -91,7 +91,7 @@ class OSWorldChecker:
                 request,
                 job=JOB,
                 timeout_s=self._config.checker_timeout_s,
-                cgroup_paths=tuple(getattr(context, "worker_cgroups", ())),
+                cgroup_paths=context.worker_cgroups,
                 guest=context.serve_guest,
                 files=files,
             )

@@ -9,10 +9,11 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import hmac
-import http.client
 import importlib
 import json
 import os
+import re
+import secrets
 import shutil
 import socket
 import struct
@@ -20,11 +21,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import h11
 import pytest
+import trio
+from requires import requires
+
+from drums.errors import GuestError
+from drums_core import guest_client
+from drums_core.guest_gateway import serve_guest
 
 GUEST = Path(__file__).parent.parent / "drums_core" / "guest"
 ROOTFS = Path(os.environ.get("DRUMS_TEST_ROOTFS", "/var/lib/drums-dev/rootfs-latest"))
@@ -99,30 +107,53 @@ class Desktop:
             raise failed[0]
         return made[0]
 
+    def send(self, method: str, target: str, body: bytes, fields: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
+        """One request as it is given; the reply's status, header and trailer fields, and body."""
+        lines = {"Host": "desktop", "Content-Length": str(len(body)), **fields}
+        head = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in lines.items()), "", ""]
+        client = h11.Connection(h11.CLIENT)
+        client.send(h11.Request(method=method, target="/", headers=[("Host", "desktop")]))
+        client.send(h11.EndOfMessage())
+        status, answered, content = 0, {}, bytearray()
+        with self.connect() as connection:
+            connection.sendall("\r\n".join(head).encode() + body)
+            while True:
+                event = client.next_event()
+                if event is h11.NEED_DATA:
+                    client.receive_data(connection.recv(1 << 16))
+                elif isinstance(event, h11.Data):
+                    content += event.data
+                elif isinstance(event, h11.Response | h11.EndOfMessage):
+                    answered |= {name.decode(): value.decode() for name, value in event.headers}
+                    if isinstance(event, h11.EndOfMessage):
+                        return status, answered, bytes(content)
+                    status = event.status_code
+                else:
+                    raise OSError(f"no reply, but {event}")
+
     def ask(
         self,
         method: str,
-        path: str,
-        body: bytes | dict[str, Any] | None = None,
+        target: str,
+        body: bytes | dict[str, Any] = b"",
         *,
-        secret: str | None = SECRET,
+        secret: str = SECRET,
         headers: dict[str, str] | None = None,
     ) -> tuple[int, bytes]:
-        """One request; its status and body."""
-        connection = http.client.HTTPConnection("127.0.0.1", 5000)
-        connection.sock = self.connect()
-        sent = dict(headers or {})
-        if secret is not None:
-            sent["X-Drums-Secret"] = secret
+        """One signed request; its status and body. What the server did not refuse must be proven."""
+        headers = dict(headers or {})
         if isinstance(body, dict):
             body = json.dumps(body).encode()
-            sent["Content-Type"] = "application/json"
-        try:
-            connection.request(method, path, body, sent)
-            reply = connection.getresponse()
-            return reply.status, reply.read()
-        finally:
-            connection.close()
+            headers["Content-Type"] = "application/json"
+        signed = sign(method, target, body, headers, secret=secret)
+        status, answered, content = self.send(method, target, body, signed)
+        if status == 401:
+            assert "x-drums-proof" not in answered
+        else:
+            digest = hashlib.sha256(content).hexdigest()
+            wanted = guest_client.reply_proof(secret, signed["X-Drums-Nonce"], status, answered["content-type"], digest)
+            assert answered["x-drums-proof"] == wanted
+        return status, content
 
     def execute(self, command: str | list[str], **more: Any) -> dict[str, Any]:
         """Runs a command (text by the shell) and returns the reply's document."""
@@ -136,6 +167,17 @@ class Desktop:
         """The server and the spawner, as the desktop numbers them."""
         found = self.execute("pgrep -o -f guest/server.py; pgrep -n -u 900 -f guest/server.py")["output"].split()
         return int(found[0]), int(found[1])
+
+
+def sign(
+    method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None, *, secret: str = SECRET
+) -> dict[str, str]:
+    """The fields of a request with those that sign it."""
+    headers = dict(headers or {})
+    nonce, digest = secrets.token_hex(16), hashlib.sha256(body).hexdigest()
+    content_type = headers.get("Content-Type", "")
+    signature = guest_client.request_signature(secret, nonce, method, target, content_type, digest)
+    return {**headers, "X-Drums-Nonce": nonce, "X-Drums-Body-SHA256": digest, "X-Drums-Signature": signature}
 
 
 def unmet() -> str:
@@ -191,18 +233,108 @@ def wait_ready(starter: subprocess.Popen[bytes]) -> Desktop:
 # --- who may ask, and who answers ---
 
 
-def test_health_proves_the_secret(desktop: Desktop) -> None:
-    status, body = desktop.ask("GET", "/health", headers={"X-Drums-Challenge": "abc"})
-    document = json.loads(body)
-    assert (status, document["status"]) == (200, "ok")
-    assert document["proof"] == hmac.new(SECRET.encode(), b"abc", hashlib.sha256).hexdigest()
+def test_a_signed_request_gets_a_proven_reply(desktop: Desktop) -> None:
+    """`ask` checks the proof, here of replies of every kind: small, an error, a picture."""
+    status, body = desktop.ask("GET", "/health")
+    assert (status, json.loads(body)["status"]) == (200, "ok")
+    for method, target, expected in (
+        ("GET", "/nothing?a=b", 404),
+        ("POST", "/health", 405),
+        ("GET", "/screenshot", 200),
+    ):
+        assert desktop.ask(method, target)[0] == expected
 
 
-@pytest.mark.parametrize("secret", [None, "", "0" * 64, SECRET[:-1], SECRET + "0"])
-def test_wrong_secret_is_refused(desktop: Desktop, secret: str | None) -> None:
-    for method, path in (("GET", "/health"), ("POST", "/execute"), ("GET", "/nothing")):
-        status, body = desktop.ask(method, path, b"{}" * 1000, secret=secret)
+ROUTES = [("GET", "/health"), ("POST", "/execute"), ("GET", "/nothing")]
+
+
+@pytest.mark.parametrize("secret", ["", "0" * 64, SECRET[:-1], SECRET + "0"])
+def test_a_signature_with_another_secret_is_refused(desktop: Desktop, secret: str) -> None:
+    for method, target in ROUTES:
+        status, body = desktop.ask(method, target, b"{}" * 1000, secret=secret)
         assert (status, json.loads(body)["status"]) == (401, "error")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"X-Drums-Signature": "0" * 64},
+        {"X-Drums-Signature": ""},
+        {"X-Drums-Signature": "\xe9"},
+        {"X-Drums-Nonce": "0" * 32},
+        {"X-Drums-Body-SHA256": hashlib.sha256(b"{}").hexdigest()},
+        {"Content-Type": "application/x-www-form-urlencoded"},
+        {"X-Drums-Nonce": None},
+        {"X-Drums-Body-SHA256": None},
+        {"X-Drums-Signature": None},
+    ],
+    ids=str,
+)
+def test_tampered_fields_are_refused(desktop: Desktop, change: dict[str, str | None]) -> None:
+    for method, target in ROUTES:
+        fields = {**sign(method, target, b"[]", {"Content-Type": "application/json"}), **change}
+        sent = {name: value for name, value in fields.items() if value is not None}
+        status, answered, _ = desktop.send(method, target, b"[]", sent)
+        assert (status, "x-drums-proof" in answered) == (401, False)
+
+
+def test_a_tampered_request_is_refused(desktop: Desktop) -> None:
+    body = b'{"command": ["touch", "/home/user/tampered"]}'
+    for method, target, sent in (
+        ("POST", "/execute", body.replace(b"touch", b"TOUCH")),
+        ("POST", "/setup/execute", body),
+        ("POST", "/execute?", body),
+        ("GET", "/execute", body),
+        ("POST", "/execute", body + b" "),
+    ):
+        status, answered, _ = desktop.send(method, target, sent, sign("POST", "/execute", body))
+        assert (status, "x-drums-proof" in answered) == (401, False)
+    fields = {**sign("POST", "/execute", body), "Content-Length": "x"}
+    status, answered, _ = desktop.send("POST", "/execute", body, fields)
+    assert (status, "x-drums-proof" in answered) == (400, False)
+    assert desktop.execute("ls /home/user/tampered")["returncode"] != 0
+
+
+def test_a_nonce_must_be_one(desktop: Desktop) -> None:
+    for nonce in ("", "0" * 31, "0" * 33, "G" * 32, "A" * 32):
+        digest = hashlib.sha256(b"").hexdigest()
+        signature = guest_client.request_signature(SECRET, nonce, "GET", "/health", "", digest)
+        fields = {"X-Drums-Nonce": nonce, "X-Drums-Body-SHA256": digest, "X-Drums-Signature": signature}
+        assert desktop.send("GET", "/health", b"", fields)[0] == 401, nonce
+
+
+def test_a_replayed_request_is_refused(desktop: Desktop) -> None:
+    body = b'{"command": "echo x >> /home/user/replayed", "shell": true}'
+    fields = sign("POST", "/execute", body)
+    assert desktop.send("POST", "/execute", body, fields)[0] == 200
+    for _ in range(2):
+        status, answered, _ = desktop.send("POST", "/execute", body, fields)
+        assert (status, "x-drums-proof" in answered) == (401, False)
+    assert desktop.execute("cat /home/user/replayed")["output"] == "x\n"
+
+
+def test_a_malformed_target_costs_nothing(desktop: Desktop) -> None:
+    before = desktop.server_pids()
+    assert desktop.send("GET", "http://[", b"", {})[0] == 401
+    assert desktop.ask("GET", "http://[")[0] == 500
+    assert desktop.server_pids() == before
+
+
+async def test_the_hosts_client_asks_and_believes_the_server(desktop: Desktop) -> None:
+    """Through guest_client.py and the desktop's own network namespace, as in production."""
+    netns = os.open(f"/proc/{desktop.pid}/ns/net", os.O_RDONLY)
+    try:
+        client = guest_client.GuestClient(netns, SECRET)
+        await client.health()
+        await client.call("POST", "/execute", {"command": "head -c 3000001 /dev/zero > zeros", "shell": True})
+        form = [("Content-Type", "application/x-www-form-urlencoded")]
+        reply = await client.request("POST", "/file", b"file_path=zeros", form)
+        assert (reply.status, reply.content_type, reply.body) == (200, "application/octet-stream", bytes(3000001))
+        assert (await client.request("POST", "/file", b"file_path=absent", form)).status == 404
+        with pytest.raises(GuestError, match="does not know this desktop's secret"):
+            await guest_client.GuestClient(netns, "0" * 64).health()
+    finally:
+        os.close(netns)
 
 
 def test_strangers_that_say_nothing_keep_nobody_out(desktop: Desktop) -> None:
@@ -488,12 +620,207 @@ def test_a_false_display_is_survived(desktop: Desktop) -> None:
 
 
 @pytest.fixture(scope="module")
-def wire() -> Iterator[Any]:
+def guest_path() -> Iterator[None]:
     sys.path.append(str(GUEST.parent))
     try:
-        yield importlib.import_module("guest.wire")
+        yield
     finally:
         sys.path.remove(str(GUEST.parent))
+
+
+@pytest.fixture(scope="module")
+def wire(guest_path: None) -> Any:
+    return importlib.import_module("guest.wire")
+
+
+@pytest.fixture(scope="module")
+def signing(guest_path: None) -> Any:
+    return importlib.import_module("guest.signing")
+
+
+def test_both_sides_sign_the_same_bytes(signing: Any) -> None:
+    nonce, digest = "0123456789abcdef" * 2, hashlib.sha256(b"body").hexdigest()
+    request = (nonce, "POST", "/file?a=\xe9", "text/plain", digest)
+    message = f"13:drums-request,32:{nonce},4:POST,9:/file?a=\xe9,10:text/plain,64:{digest},".encode("latin-1")
+    signature = hmac.new(SECRET.encode(), message, "sha256").hexdigest()
+    assert guest_client.request_signature(SECRET, *request) == signing.signature(SECRET.encode(), *request) == signature
+    reply = (nonce, 200, "", digest)
+    message = f"11:drums-reply,32:{nonce},3:200,0:,64:{digest},".encode()
+    proof = hmac.new(SECRET.encode(), message, "sha256").hexdigest()
+    assert guest_client.reply_proof(SECRET, *reply) == signing.proof(SECRET.encode(), *reply) == proof
+
+
+def test_nonces_are_remembered_up_to_a_number(signing: Any, wire: Any) -> None:
+    gate = signing.Gate(SECRET.encode)
+
+    def request() -> Any:
+        fields = {name.lower(): value for name, value in sign("GET", "/health").items()}
+        return wire.Request("GET", "/health", fields)
+
+    first = request()
+    gate.admit(first)
+    for _ in range(4095):
+        gate.admit(request())
+    with pytest.raises(wire.HttpError, match="before"):
+        gate.admit(first)
+    forged = request()
+    forged.headers["x-drums-signature"] = "0" * 64
+    with pytest.raises(wire.HttpError, match="not signed"):
+        gate.admit(forged)
+    with pytest.raises(wire.HttpError, match="before"):
+        gate.admit(first)
+    gate.admit(request())
+    gate.admit(first)
+
+
+def test_a_file_that_changes_while_it_is_sent_is_proven_as_sent(signing: Any, wire: Any) -> None:
+    """The agent may shorten a file while the checker reads it; that costs the agent the file, not the check."""
+    exchange = signing.Exchange(SECRET.encode(), "0" * 32, "")
+    file = os.memfd_create("file")
+    os.write(file, b"x" * (3 << 20))
+    ours, theirs = socket.socketpair()
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    reply = wire.Reply(file=os.dup(file), content_type="application/octet-stream")
+    os.lseek(file, 0, os.SEEK_SET)
+    with ours, theirs:
+        sender = threading.Thread(target=wire.send_reply, args=(theirs, reply, exchange.proof))
+        sender.start()
+        client = h11.Connection(h11.CLIENT)
+        client.send(h11.Request(method="GET", target="/", headers=[("Host", "desktop")]))
+        client.send(h11.EndOfMessage())
+        content = bytearray()
+        while not isinstance(event := client.next_event(), h11.EndOfMessage):
+            if event is h11.NEED_DATA:
+                os.ftruncate(file, 1 << 20)
+                client.receive_data(ours.recv(1 << 16))
+            elif isinstance(event, h11.Data):
+                content += event.data
+        sender.join()
+    os.close(file)
+    assert len(content) < 3 << 20
+    proof = guest_client.reply_proof(
+        SECRET, "0" * 32, 200, "application/octet-stream", hashlib.sha256(content).hexdigest()
+    )
+    assert event.headers == [(b"x-drums-proof", proof.encode())]
+
+
+# --- an impostor on the server's port ---
+
+FORGED_DIGEST = hashlib.sha256(b"forged").hexdigest()
+IMPOSTOR_PROOFS: dict[str, Callable[[str], str | None]] = {
+    "none": lambda nonce: None,
+    "empty": lambda nonce: "",
+    "of another secret": lambda nonce: guest_client.reply_proof("0" * 64, nonce, 200, "text/plain", FORGED_DIGEST),
+    "of another nonce": lambda nonce: guest_client.reply_proof(SECRET, "0" * 32, 200, "text/plain", FORGED_DIGEST),
+    "of another status": lambda nonce: guest_client.reply_proof(SECRET, nonce, 404, "text/plain", FORGED_DIGEST),
+    "of another type": lambda nonce: guest_client.reply_proof(SECRET, nonce, 200, "text/html", FORGED_DIGEST),
+    "of another body": lambda nonce: guest_client.reply_proof(SECRET, nonce, 200, "text/plain", "0" * 64),
+    "the request's signature": lambda nonce: guest_client.request_signature(
+        SECRET, nonce, "GET", "/health", "", hashlib.sha256(b"").hexdigest()
+    ),
+}
+
+
+async def with_impostor(
+    monkeypatch: pytest.MonkeyPatch,
+    prove: Callable[[str], str | None],
+    work: Callable[[guest_client.GuestClient], Awaitable[None]],
+) -> bytes:
+    """Does work against a server that answers everything with a forged success; returns all that it was sent."""
+    seen = bytearray()
+
+    async def answer(stream: trio.SocketStream) -> None:
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += await stream.receive_some(1 << 16)
+        seen.extend(head)
+        nonce = re.search(rb"(?i)x-drums-nonce: (\w+)", head)
+        assert nonce is not None
+        proof = prove(nonce[1].decode())
+        field = "" if proof is None else f"X-Drums-Proof: {proof}\r\n"
+        reply = f"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 6\r\n{field}\r\nforged"
+        await stream.send_all(reply.encode())
+        await stream.aclose()
+
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    monkeypatch.setattr(guest_client, "PORT", listener.socket.getsockname()[1])
+    netns = os.open("/proc/self/ns/net", os.O_RDONLY)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.serve_listeners, answer, [listener])
+            await work(guest_client.GuestClient(netns, SECRET))
+            nursery.cancel_scope.cancel()
+    finally:
+        os.close(netns)
+    return bytes(seen)
+
+
+@requires("root")
+@pytest.mark.parametrize("kind", IMPOSTOR_PROOFS)
+async def test_an_impostor_is_not_believed_and_learns_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(client: guest_client.GuestClient) -> None:
+        for ask in (
+            client.health(),
+            client.call("POST", "/execute", {"command": "id"}),
+            client.request("GET", "/file"),
+        ):
+            with pytest.raises(GuestError, match="does not know this desktop's secret"):
+                await ask
+
+    seen = await with_impostor(monkeypatch, IMPOSTOR_PROOFS[kind], work)
+    assert SECRET.encode() not in seen
+
+
+@requires("root")
+async def test_the_impostor_of_these_tests_would_be_believed_with_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(client: guest_client.GuestClient) -> None:
+        assert (await client.request("GET", "/file")).body == b"forged"
+
+    await with_impostor(
+        monkeypatch, lambda nonce: guest_client.reply_proof(SECRET, nonce, 200, "text/plain", FORGED_DIGEST), work
+    )
+
+
+@requires("root")
+async def test_the_gateway_notes_an_impostor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checker gets no forged byte, its own signature fields are not passed on, and the failure is noted."""
+    failures: list[str] = []
+
+    async def work(client: guest_client.GuestClient) -> None:
+        listening = socket.create_server(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_guest, client, listening.detach(), failures)
+            async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                await stream.send_all(b"GET /file HTTP/1.1\r\nHost: x\r\nX-Drums-Nonce: worker\r\nX-A: b\r\n\r\n")
+                reply = b"".join([part async for part in stream])
+            nursery.cancel_scope.cancel()
+        assert reply.startswith(b"HTTP/1.1 502") and b"forged" not in reply
+
+    seen = await with_impostor(monkeypatch, lambda nonce: None, work)
+    assert b"worker" not in seen and b"X-A" not in seen
+    assert len(failures) == 1 and "does not know this desktop's secret" in failures[0]
+
+
+async def test_the_gateway_passes_on_what_is_proven(desktop: Desktop) -> None:
+    netns = os.open(f"/proc/{desktop.pid}/ns/net", os.O_RDONLY)
+    failures: list[str] = []
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_guest, guest_client.GuestClient(netns, SECRET), listening.detach(), failures)
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            await stream.send_all(
+                b"POST /file HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-www-form-urlencoded\r\n"
+                b"Content-Length: 21\r\n\r\nfile_path=/etc/passwd"
+            )
+            reply = b"".join([part async for part in stream])
+        nursery.cancel_scope.cancel()
+    os.close(netns)
+    head, _, body = reply.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200") and b"x-drums" not in head.lower()
+    assert body == (desktop.root / "etc/passwd").read_bytes()
+    assert failures == []
 
 
 def test_heads_are_read_strictly(wire: Any) -> None:

@@ -82,11 +82,12 @@ def ensure(name: str, mirror: str | None) -> None:
     _require_root()
     configure_logging()
     try:
-        there = _store().load(name)
+        there = _store().load(name).is_current
     except ImageNotFound:
+        there = False
+    if not there:
         _build(name, mirror)
-        there = None
-    if there is None or there.golden_id() is None:
+    if _store().load(name).golden_id() is None:
         click.echo("booting the image and dumping its golden checkpoint", err=True)
         trio.run(_make_golden, name)
 

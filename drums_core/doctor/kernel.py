@@ -9,9 +9,11 @@ import subprocess
 import time
 from pathlib import Path
 
+import attrs
+
 from drums_core.doctor.finding import Finding
 from drums_core.doctor.trial import run_trial
-from drums_core.model import Limits
+from drums_core.model import KernelLimits, Limits
 from drums_core.sys import cgroups
 
 # linux/connector.h and linux/cn_proc.h
@@ -66,12 +68,14 @@ def cgroup_limits(state_dir: Path) -> Finding:
     except OSError as error:
         return Finding("cgroup", True, False, str(error), wanted, remedy)
     observed = (
-        f"version {version}: {back.cpus} cpus, {back.memory_bytes >> 20} MiB, {back.swap_bytes} swap, {back.pids} pids"
+        f"version {version}: cpus {back.cpus}, memory {back.memory_bytes}, swap {back.swap_bytes} bytes, "
+        f"pids {back.pids}"
     )
-    return Finding("cgroup", True, back == limits, observed, wanted, "" if back == limits else remedy)
+    equal = attrs.asdict(back) == attrs.asdict(limits)
+    return Finding("cgroup", True, equal, observed, wanted, "" if equal else remedy)
 
 
-def _limits_read_back(limits: Limits) -> Limits:
+def _limits_read_back(limits: Limits) -> KernelLimits:
     group = cgroups.create_cgroup(f"drums-doctor-{secrets.token_hex(4)}")
     try:
         group.write_limits(limits)

@@ -1,17 +1,16 @@
 #!/usr/bin/python3 -I
-"""The guest server: OSWorld's HTTP dialect on 127.0.0.1:5000, for whoever knows the desktop's secret.
+"""The guest server: OSWorld's HTTP dialect on 127.0.0.1:5000, for whoever signs with the desktop's secret (signing.py).
 
 Two processes. The spawner (spawner.py) keeps the capabilities to become the user. This one gives them up, speaks HTTP,
 and asks the spawner for everything that is done in the user's name.
 
 The agent can connect too. So one thread takes connections and reads heads, without ever waiting for a client, and only
-a request with the secret reaches the worker threads; and since all threads exist from the start, a desktop at its limit
+a signed request reaches the worker threads; and since all threads exist from the start, a desktop at its limit
 of processes still answers.
 """
 
 import contextlib
 import dataclasses
-import hmac
 import os
 import queue
 import selectors
@@ -22,7 +21,7 @@ import time
 
 sys.path.append("/opt/drums")
 
-from guest import kernel, spawner, wire
+from guest import kernel, signing, spawner, wire
 from guest.jobs import Jobs
 from guest.routes import Routes
 
@@ -62,20 +61,20 @@ class _Client:
 
 
 class Front:
-    """Takes connections, reads heads, checks the secret; single-threaded.
+    """Takes connections, reads heads, checks their signatures; single-threaded.
 
     Args:
         listener: the listening socket.
         channel: the spawner's socket, watched for its end.
-        accepted: where requests with the right secret go: connection, request, begin of the body.
-        secret: reads the desktop's secret.
+        accepted: where verified requests go: connection, request, begin of the body, exchange.
+        gate: verifies a request's head.
     """
 
-    def __init__(self, listener, channel, accepted, secret):
+    def __init__(self, listener, channel, accepted, gate):
         self._listener = listener
         self._channel = channel
         self._accepted = accepted
-        self._secret = secret
+        self._gate = gate
         self._clients = {}
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
@@ -140,44 +139,44 @@ class Front:
             if parsed is None:
                 return
             request, body_start = parsed
-            given = request.headers.get("x-drums-secret", "").encode("latin-1")
-            if not hmac.compare_digest(given, self._secret()):
-                raise wire.HttpError(401, "the secret of this desktop is missing or wrong")
+            exchange = self._gate.admit(request)
         except wire.HttpError as error:
             self._refuse(client, error)
             return
         self._forget(client)
         client.socket.setblocking(True)
-        self._accepted.put((client.socket, request, bytes(client.data[body_start:])))
+        self._accepted.put((client.socket, request, bytes(client.data[body_start:]), exchange))
 
     def _refuse(self, client, error):
         """Answers, and lets the client go on sending for a moment, as a reset would lose it the answer."""
-        reply = wire.error_reply(error)
         client.refused = True
         client.data.clear()
         client.deadline = time.monotonic() + 1.0
         with contextlib.suppress(OSError):
-            client.socket.send(wire.head_of(reply, len(reply.body)) + reply.body)
+            client.socket.send(wire.encode(wire.error_reply(error)))
             client.socket.shutdown(socket.SHUT_WR)
 
 
 def _work(accepted, routes):
     while True:
-        connection, request, begun = accepted.get()
+        connection, request, begun, exchange = accepted.get()
         with contextlib.suppress(OSError):
-            _answer(connection, request, begun, routes)
+            _answer(connection, request, begun, exchange, routes)
         wire.close(connection)
 
 
-def _answer(connection, request, begun, routes):
+def _answer(connection, request, begun, exchange, routes):
+    prove = None
     try:
         wire.read_body(connection, request, begun)
+        exchange.check_body(request.body)
+        prove = exchange.proof
         reply = routes.dispatch(request)
     except wire.HttpError as error:
         reply = wire.error_reply(error)
     except Exception as error:  # noqa: BLE001 - one request's fault must not cost the desktop a thread
         reply = wire.error_reply(wire.HttpError(500, f"{type(error).__name__}: {error}"))
-    wire.send_reply(connection, reply)
+    wire.send_reply(connection, reply, prove)
 
 
 def main():
@@ -202,10 +201,10 @@ def main():
     theirs.close()
     kernel.drop_capabilities()
     accepted = queue.SimpleQueue()
-    routes = Routes(Jobs(ours), read_secret, threading.BoundedSemaphore(_COMMANDS_AT_ONCE))
+    routes = Routes(Jobs(ours), threading.BoundedSemaphore(_COMMANDS_AT_ONCE))
     for _ in range(_WORKERS):
         threading.Thread(target=_work, args=(accepted, routes), daemon=True).start()
-    Front(listener, ours, accepted, read_secret).run()
+    Front(listener, ours, accepted, signing.Gate(read_secret)).run()
     # init.sh starts both again.
     os._exit(1)
 

@@ -1,6 +1,7 @@
 """HTTP/1.1 as the guest server speaks it: one request and one reply per connection."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -41,9 +42,14 @@ class Request:
     """A request's head, and its body once it was read. Header names are in lower case."""
 
     method: str
-    path: str
+    target: str
     headers: dict
     body: bytearray = dataclasses.field(default_factory=bytearray)
+
+    @property
+    def path(self):
+        """The target without its query."""
+        return urllib.parse.urlsplit(self.target).path
 
     def json(self):
         """The body as a JSON object.
@@ -110,7 +116,7 @@ def parse_head(data):
         if not colon or name != name.strip():
             raise HttpError(400, "a header line is malformed")
         headers[name.lower()] = value.strip()
-    return Request(parts[0], urllib.parse.urlsplit(parts[1]).path, headers), end + 4
+    return Request(parts[0], parts[1], headers), end + 4
 
 
 def read_body(connection, request, begun):
@@ -143,34 +149,59 @@ def read_body(connection, request, begun):
     request.body = body
 
 
-def head_of(reply, length):
-    """The bytes before a reply's body."""
+def encode(reply, prove=None):
+    """All bytes of a reply whose body is in memory; `prove` as for `send_reply`."""
+    chunk = _chunk(reply.body) if reply.body else b""
+    return b"".join((_head(reply), chunk, _tail(reply, hashlib.sha256(reply.body), prove)))
+
+
+def send_reply(connection, reply, prove=None):
+    """Sends a reply, and closes its file.
+
+    The proof comes after the body, so that it is about the bytes that were sent: the agent may write to a file while
+    it is read.
+
+    Args:
+        prove: makes the proof from status, content type and the body's SHA-256 in hexadecimal; None for no proof.
+
+    Raises:
+        OSError: the connection broke, or the file could not be read: the client sees a reply cut short.
+    """
+    connection.settimeout(_REPLY_TIMEOUT_S)
+    if reply.file is None:
+        connection.sendall(encode(reply, prove))
+        return
+    digest = hashlib.sha256()
+    with open(reply.file, "rb", buffering=0) as file:
+        connection.sendall(_head(reply))
+        # What grows meanwhile must still come to an end.
+        remaining = os.fstat(file.fileno()).st_size
+        while data := file.read(min(_CHUNK, remaining)):
+            digest.update(data)
+            connection.sendall(_chunk(data))
+            remaining -= len(data)
+    connection.sendall(_tail(reply, digest, prove))
+
+
+def _head(reply):
     lines = [
         f"HTTP/1.1 {reply.status} {_REASONS.get(reply.status, 'Unknown')}",
         f"Content-Type: {reply.content_type}",
-        f"Content-Length: {length}",
+        "Transfer-Encoding: chunked",
         *(f"{name}: {value}" for name, value in reply.headers.items()),
         "Connection: close",
     ]
     return "\r\n".join([*lines, "", ""]).encode("latin-1", "replace")
 
 
-def send_reply(connection, reply):
-    """Sends a reply, and closes its file.
+def _chunk(data):
+    return b"%x\r\n%s\r\n" % (len(data), data)
 
-    Raises:
-        OSError: the connection broke, or the file became shorter meanwhile: the client sees a reply cut short.
-    """
-    connection.settimeout(_REPLY_TIMEOUT_S)
-    if reply.file is None:
-        connection.sendall(head_of(reply, len(reply.body)) + reply.body)
-        return
-    with open(reply.file, "rb") as file:
-        length = os.fstat(file.fileno()).st_size
-        connection.sendall(head_of(reply, length))
-        sent = connection.sendfile(file, 0, length) if length else 0
-        if sent != length:
-            raise OSError(f"the file ended after {sent} of {length} bytes")
+
+def _tail(reply, digest, prove):
+    if prove is None:
+        return b"0\r\n\r\n"
+    return b"0\r\nX-Drums-Proof: %s\r\n\r\n" % prove(reply.status, reply.content_type, digest.hexdigest()).encode()
 
 
 def close(connection):

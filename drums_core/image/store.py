@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 import attrs
@@ -34,7 +37,13 @@ class Image:
     built_at: float
     drums: str
     size_bytes: int
+    inputs: str
     path: Path
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it was built from this drums' recipe and guest server."""
+        return self.inputs == inputs_digest(self.name)
 
     @property
     def layer(self) -> Layer:
@@ -52,6 +61,30 @@ class Image:
     def set_golden(self, checkpoint: str) -> None:
         """Record its golden checkpoint."""
         write_json(self.path / GOLDEN, {"checkpoint": checkpoint})
+
+
+def inputs_digest(name: str) -> str:
+    """A hash of what an image is built from besides Debian: recipe, overlaid files, guest server, and the builder.
+
+    An image with other inputs speaks another guest protocol, or lacks something: it is built anew.
+    """
+    top = resources.files("drums_core")
+    hasher = hashlib.sha256()
+    for part in ("guest", "image/recipes", "image/rootfs.py"):
+        for relative, content in sorted(_contents(top / part, part)):
+            # Another recipe's files are no input of this one.
+            if relative.startswith("image/recipes/") and not relative.startswith(f"image/recipes/{name}"):
+                continue
+            hasher.update(f"{relative}\0{len(content)}\0".encode() + content)
+    return hasher.hexdigest()
+
+
+def _contents(entry: Traversable, relative: str) -> Iterator[tuple[str, bytes]]:
+    if entry.is_file():
+        yield relative, entry.read_bytes()
+    elif entry.name != "__pycache__":
+        for child in entry.iterdir():
+            yield from _contents(child, f"{relative}/{child.name}")
 
 
 @attrs.frozen
@@ -79,7 +112,7 @@ class ImageStore:
             )
             raise ImageNotFound(f"no image {name!r}", hint=hint, image=name, known=known)
         folder = self.path / name
-        record = json.loads((folder / RECORD).read_bytes())
+        record = {"inputs": "", **json.loads((folder / RECORD).read_bytes())}
         return cattrs.structure({**record, "path": str(folder)}, Image)
 
     def use(self, name: str) -> int:
@@ -111,6 +144,7 @@ class ImageStore:
                 "built_at": time.time(),
                 "drums": drums.__version__,
                 "size_bytes": _size(folder / ROOTFS),
+                "inputs": inputs_digest(name),
             }
             write_json(folder / RECORD, record)
             if (self.path / name).exists():

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import attrs
 
-from drums_core.model import Limits
+from drums_core.model import KernelLimits, Limits
 
 PARENT = "drums"
 CPU_PERIOD_US = 100_000
@@ -37,8 +37,17 @@ def _write(path: Path, value: object) -> None:
         os.close(fd)
 
 
-def _number(text: str) -> int:
-    return -1 if text == "max" else int(text)
+# Version 1 has no word for it: the greatest number of whole pages (PAGE_COUNTER_MAX) means no limit.
+_V1_UNLIMITED_BYTES = (1 << 63) - 4096
+
+
+def _number(text: str) -> int | None:
+    return None if text == "max" else int(text)
+
+
+def _v1_bytes(text: str) -> int | None:
+    number = int(text)
+    return number if number < _V1_UNLIMITED_BYTES else None
 
 
 def _state(pid: int) -> str:
@@ -110,36 +119,41 @@ class Cgroup:
 
     def write_limits(self, limits: Limits, *, cpu: bool = True) -> None:
         """Write the limits; without `cpu`, CPU time stays unlimited (CRIU works in the cgroup during a restore)."""
-        quota = int(limits.cpus * CPU_PERIOD_US)
+        quota = round(limits.cpus * CPU_PERIOD_US)  # 0.29 * 100_000 is 28999.999…
         if self.is_v2:
             _write(self._file("memory", "memory.max"), limits.memory_bytes)
             _write(self._file("memory", "memory.swap.max"), limits.swap_bytes)
             _write(self._file("pids", "pids.max"), limits.pids)
             _write(self._file("cpu", "cpu.max"), f"{quota if cpu else 'max'} {CPU_PERIOD_US}")
             return
-        _write(self._file("memory", "memory.limit_in_bytes"), limits.memory_bytes)
-        _write(self._file("memory", "memory.memsw.limit_in_bytes"), limits.memory_bytes + limits.swap_bytes)
+        both = limits.memory_bytes + limits.swap_bytes
+        sizes = [("memory.limit_in_bytes", limits.memory_bytes), ("memory.memsw.limit_in_bytes", both)]
+        # The kernel holds memory <= memory and swap together at every moment (cgroup-v1/memory.rst, 5).
+        if limits.memory_bytes > int(_read(self._file("memory", "memory.memsw.limit_in_bytes"))):
+            sizes.reverse()
+        for name, size in sizes:
+            _write(self._file("memory", name), size)
         _write(self._file("pids", "pids.max"), limits.pids)
         _write(self._file("cpu", "cpu.cfs_period_us"), CPU_PERIOD_US)
         _write(self._file("cpu", "cpu.cfs_quota_us"), quota if cpu else -1)
 
-    def read_limits(self) -> Limits:
-        """The limits as the kernel reads them back; no limit is 0 cpus, or -1 bytes or pids."""
+    def read_limits(self) -> KernelLimits:
+        """The limits as the kernel reads them back."""
         if self.is_v2:
             quota, period = _read(self._file("cpu", "cpu.max")).split()
-            return Limits(
-                cpus=0.0 if quota == "max" else int(quota) / int(period),
+            return KernelLimits(
+                cpus=None if quota == "max" else int(quota) / int(period),
                 memory_bytes=_number(_read(self._file("memory", "memory.max"))),
                 swap_bytes=_number(_read(self._file("memory", "memory.swap.max"))),
                 pids=_number(_read(self._file("pids", "pids.max"))),
             )
-        memory = int(_read(self._file("memory", "memory.limit_in_bytes")))
-        both = int(_read(self._file("memory", "memory.memsw.limit_in_bytes")))
+        memory = _v1_bytes(_read(self._file("memory", "memory.limit_in_bytes")))
+        both = _v1_bytes(_read(self._file("memory", "memory.memsw.limit_in_bytes")))
         quota_us = int(_read(self._file("cpu", "cpu.cfs_quota_us")))
-        return Limits(
-            cpus=0.0 if quota_us < 0 else quota_us / int(_read(self._file("cpu", "cpu.cfs_period_us"))),
+        return KernelLimits(
+            cpus=None if quota_us < 0 else quota_us / int(_read(self._file("cpu", "cpu.cfs_period_us"))),
             memory_bytes=memory,
-            swap_bytes=both - memory,
+            swap_bytes=None if both is None or memory is None else both - memory,
             pids=_number(_read(self._file("pids", "pids.max"))),
         )
 
@@ -252,3 +266,13 @@ def existing_cgroup(name: str) -> Cgroup | None:
         cgroup = Cgroup(name, {c: mounts[c] / PARENT / name for c in V1_CONTROLLERS})
     present = {c: path for c, path in cgroup.directories.items() if path.is_dir()}
     return Cgroup(name, present) if present else None
+
+
+def cgroup_names() -> list[str]:
+    """The names below `drums`, in any hierarchy."""
+    roots = [_V2_ROOT] if host_version() == 2 else list(_controller_mounts().values())
+    found: set[str] = set()
+    for root in dict.fromkeys(roots):
+        if (root / PARENT).is_dir():
+            found.update(p.name for p in (root / PARENT).iterdir() if p.is_dir())
+    return sorted(found)

@@ -8,15 +8,13 @@ not be there, and wrong for a set-up that its task rests on. The rule here:
   fails, `SetupFailed`. `sudo su` is none: it changes nothing, it only starts a shell as somebody else;
 - a desktop that cannot be asked is a `GuestError` in any case.
 
-`stdout` and `stderr` name files that a checker reads later (OSWorld's `cache_file`); a context that can keep them has
-`keep_output`. With `until` the command is repeated until its result matches.
+`stdout` and `stderr` name files that a checker reads later (OSWorld's `cache_file`). With `until` the command is repeated until its result matches.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
 
 import attrs
 import trio
@@ -34,14 +32,6 @@ UNTIL_LIMIT_S = 300.0
 # sudo as a command's first word: at the start, or after what ends the command before it.
 _SUDO = re.compile(r"(?:^|[\s;&|(`])(?:/usr/bin/)?sudo\s+((?:-\S+\s+)*)(\S+)")
 _SHOWN = 2000
-
-
-@runtime_checkable
-class KeepsOutput(Protocol):
-    """A step context that keeps a command's output for the checker, as `scratch/cache/NAME` of its `CheckContext`."""
-
-    def keep_output(self, name: str, text: str) -> None:
-        """Keep this text under a plain file name."""
 
 
 @attrs.frozen
@@ -105,7 +95,7 @@ class Execute:
         )
         result = await self._repeat(context, command, parameters)
         for name, text in ((parameters.stdout, result.output), (parameters.stderr, result.error)):
-            if name and isinstance(context, KeepsOutput):
+            if name:
                 context.keep_output(name, text)
         if result.returncode == 0 or (parameters.until and parameters.until.met_by(result)):
             return
