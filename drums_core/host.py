@@ -506,7 +506,9 @@ def _enter_state(state: Path, store: CheckpointStore) -> int:
     except BlockingIOError:
         return take_lock(lock_file, shared=True, wait=True)
     try:
-        clear_checkpoints(store)
+        images = ImageStore(state / "images")
+        golden = [images.load(name).golden_id() for name in images.names()]
+        clear_checkpoints(store, [identity for identity in golden if identity is not None])
         clear_worker_cgroups()
         _clear_runtime(state / "run")
         # flock(2) converts in place; nobody can be shared and exclusive at once in between.

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import structlog
@@ -71,16 +72,32 @@ def clear_worker_cgroups() -> None:
             cgroup.remove()
 
 
-def clear_checkpoints(store: CheckpointStore) -> list[str]:
-    """Remove half-made checkpoints and forks' checkpoints that no saved one builds on; their ids. Blocks.
+def clear_checkpoints(store: CheckpointStore, golden: Iterable[str]) -> list[str]:
+    """Remove half-made checkpoints, and forks' and replaced golden ones that no saved one builds on; their ids. Blocks.
 
-    Only while no other host is open on the same state folder.
+    Only while no other host is open on the same state folder. A manifest that this version cannot read is somebody's
+    saved work, and stays.
+
+    Args:
+        golden: the golden checkpoints in use.
     """
-    needed = {layer for m in store.names() if m.kind != "fork" for layer in m.layers}
-    removed = []
+    kinds: dict[str, str] = {}
+    needed = set(golden)
     for folder in sorted(store.path.iterdir()) if store.path.is_dir() else []:
-        if folder.name in needed and (folder / MANIFEST).exists():
+        try:
+            document = json.loads((folder / MANIFEST).read_bytes())
+        except FileNotFoundError:
+            kinds[folder.name] = "half-made"
             continue
-        store.discard(folder.name)
-        removed.append(folder.name)
+        except (OSError, ValueError):
+            continue
+        if isinstance(document, dict):
+            kinds[folder.name] = str(document.get("kind"))
+            if document.get("kind") not in ("fork", "golden"):
+                needed.update(str(layer) for layer in document.get("layers", ()))
+    gone = {"half-made"}
+    unneeded = {"fork", "golden"}
+    removed = [i for i, kind in kinds.items() if kind in gone or (kind in unneeded and i not in needed)]
+    for identity in removed:
+        store.discard(identity)
     return removed

@@ -114,7 +114,8 @@ class Desktop:
         client = h11.Connection(h11.CLIENT)
         client.send(h11.Request(method=method, target="/", headers=[("Host", "desktop")]))
         client.send(h11.EndOfMessage())
-        status, answered, content = 0, {}, bytearray()
+        status, content = 0, bytearray()
+        answered: dict[str, str] = {}
         with self.connect() as connection:
             connection.sendall("\r\n".join(head).encode() + body)
             while True:
