@@ -49,7 +49,7 @@ class GuestProbe(Protocol):
     """Asking the guest server over the path that clients use."""
 
     async def health(self) -> None:
-        """One challenge to the guest server.
+        """Ask the guest server whether it is there.
 
         Raises:
             GuestError: no answer, a wrong one, or one that does not prove knowledge of the desktop's secret.

@@ -7,7 +7,7 @@ distribution, version and traceback. `build_manager` is a function, never a modu
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from types import ModuleType
 from typing import Any
@@ -97,56 +97,105 @@ def _entry_points() -> list[tuple[str, metadata.EntryPoint]]:
 def build_manager(extra: Sequence[tuple[str, object]] = (), *, ambient: bool = True) -> Plugins:
     """Load every plugin.
 
+    Names are flat: where two plugins claim one, as an entry point or by registering it, neither is in use.
+
     Args:
         extra: (name, plugin) pairs of an embedding program, registered besides those found by entry point.
         ambient: whether installed packages are looked at; tests of a single plugin pass False.
     """
     manager = pluggy.PluginManager("drums")
     manager.add_hookspecs(hookspecs)
-    plugins = Plugins(manager, Registry(), [])
-    names: dict[str, list[str]] = {}
-    candidates: list[tuple[str, str, metadata.EntryPoint | None, object | None]] = []
+    candidates: list[tuple[PluginRecord, Callable[[], object]]] = []
     if ambient:
-        for group, entry in _entry_points():
-            candidates.append((group, entry.name, entry, None))
-            names.setdefault(f"{group}:{entry.name}", []).append(entry.dist.name if entry.dist else "?")
-    for name, plugin in extra:
-        candidates.append(("embedded", name, None, plugin))
-        names.setdefault(f"embedded:{name}", []).append("embedded")
-    for group, name, entry_point, plugin in candidates:
-        dist = entry_point.dist if entry_point else None
-        record = PluginRecord(name, group, dist.name if dist else "embedded", dist.version if dist else "")
-        owners = names[f"{group}:{name}"]
-        if len(owners) > 1:
-            error = f"the name {name!r} of {group} is claimed by {' and '.join(sorted(owners))}; neither is loaded"
-            plugins.records.append(attrs.evolve(record, error=error))
+        candidates += [(_record(group, entry), entry.load) for group, entry in _entry_points()]
+    candidates += [(PluginRecord(name, "embedded", "embedded", ""), _given(plugin)) for name, plugin in extra]
+    claims = _claims((f"the name {r.name!r} of {r.group}", r) for r, _ in candidates)
+    records: list[PluginRecord] = []
+    staged: list[tuple[int, Registry]] = []
+    for record, load in candidates:
+        if clash := _clash(claims, [f"the name {record.name!r} of {record.group}"]):
+            records.append(attrs.evolve(record, error=clash))
             continue
-        plugins.records.append(_load_one(plugins, record, entry_point, plugin))
+        registered = Registry()
+        records.append(_load_one(manager, record, load, registered))
+        if records[-1].ok:
+            staged.append((len(records) - 1, registered))
+    plugins = Plugins(manager, Registry(), records)
+    claims = _claims((what, records[index]) for index, registered in staged for what in _names(registered))
+    for index, registered in staged:
+        if clash := _clash(claims, _names(registered)):
+            manager.unregister(name=_full_name(records[index]))
+            records[index] = attrs.evolve(records[index], error=clash)
+            continue
+        for kind in _KINDS:
+            getattr(plugins.registry, kind).update(getattr(registered, kind))
     return plugins
 
 
+_KINDS = {
+    "gates": "drums_register_gates",
+    "steps": "drums_register_setup_steps",
+    "checkers": "drums_register_checkers",
+    "catalogues": "drums_register_catalogues",
+}
+"""A table of the registry, and the hook that fills it."""
+
+_NAMED_AFTER = {"drums.gates": "gates", "drums.setup_steps": "steps"}
+"""Groups whose entry points carry the one name that they register, and the table where it stands."""
+
+
+def _record(group: str, entry: metadata.EntryPoint) -> PluginRecord:
+    # A damaged distribution may lack its metadata, and still have entry points.
+    name, version = (entry.dist.name, entry.dist.version) if entry.dist else (None, None)
+    return PluginRecord(entry.name, group, name or "?", version or "")
+
+
+def _given(plugin: object) -> Callable[[], object]:
+    return lambda: plugin
+
+
+def _full_name(record: PluginRecord) -> str:
+    return f"{record.group}:{record.name}"
+
+
+def _names(registry: Registry) -> list[str]:
+    return [f"{kind} name {name!r}" for kind in _KINDS for name in getattr(registry, kind)]
+
+
+def _claims(claims: Iterable[tuple[str, PluginRecord]]) -> Mapping[str, list[str]]:
+    """Who claims each name, as `distribution (entry point)`."""
+    owners: dict[str, list[str]] = {}
+    for what, record in claims:
+        owners.setdefault(what, []).append(f"{record.distribution} ({_full_name(record)})")
+    return owners
+
+
+def _clash(claims: Mapping[str, list[str]], names: Iterable[str]) -> str:
+    return "; ".join(
+        f"{name} is claimed by {' and '.join(sorted(claims[name]))}: neither is loaded"
+        for name in names
+        if len(claims[name]) > 1
+    )
+
+
 def _load_one(
-    plugins: Plugins, record: PluginRecord, entry_point: metadata.EntryPoint | None, plugin: object | None
+    manager: pluggy.PluginManager, record: PluginRecord, load: Callable[[], object], into: Registry
 ) -> PluginRecord:
-    manager = plugins.manager
-    full_name = f"{record.group}:{record.name}"
+    full_name = _full_name(record)
     try:
-        loaded = entry_point.load() if entry_point else plugin
+        loaded = load()
         if not isinstance(loaded, ModuleType) and isinstance(loaded, type):
             loaded = loaded()
         manager.register(loaded, full_name)
         unknown = [h.name for h in manager.get_hookcallers(loaded) or [] if not h.has_spec()]
         if unknown:
             raise PluginError(f"no such hook in this version of drums: {', '.join(sorted(unknown))}")
-        staged = Registry()
-        for hook, table in (
-            ("drums_register_gates", staged.gates),
-            ("drums_register_setup_steps", staged.steps),
-            ("drums_register_checkers", staged.checkers),
-            ("drums_register_catalogues", staged.catalogues),
-        ):
-            _call_register(loaded, hook, table, record.id)
-        _merge(plugins.registry, staged)
+        for kind, hook in _KINDS.items():
+            _call_register(loaded, hook, getattr(into, kind), record.id)
+        if table := _NAMED_AFTER.get(record.group):
+            found = sorted(getattr(into, table))
+            if found != [record.name]:  # a misspelt hook without a mark would pass in silence
+                raise PluginError(f"an entry point of {record.group} registers its own name alone, this one {found}")
     # SystemExit: a plugin's module may call sys.exit at import.
     except (Exception, SystemExit) as e:  # noqa: BLE001 - the plugin is listed as broken, with its traceback
         if manager.has_plugin(full_name):
@@ -166,14 +215,3 @@ def _call_register(plugin: Any, hook: str, table: dict[str, Any], owner: PluginI
         table[name] = (factory, owner)
 
     implementation(register)
-
-
-def _merge(into: Registry, staged: Registry) -> None:
-    for kind in ("gates", "steps", "checkers", "catalogues"):
-        have, new = getattr(into, kind), getattr(staged, kind)
-        for name in new:
-            if name in have:
-                owner = have[name][1]
-                raise PluginError(f"{kind} name {name!r} is already registered by {owner.distribution} ({owner.name})")
-    for kind in ("gates", "steps", "checkers", "catalogues"):
-        getattr(into, kind).update(getattr(staged, kind))

@@ -121,7 +121,10 @@ class Desktop:
             while True:
                 event = client.next_event()
                 if event is h11.NEED_DATA:
-                    client.receive_data(connection.recv(1 << 16))
+                    data = connection.recv(1 << 16)
+                    if not data:
+                        raise OSError("the reply was cut short")
+                    client.receive_data(data)
                 elif isinstance(event, h11.Data):
                     content += event.data
                 elif isinstance(event, h11.Response | h11.EndOfMessage):
@@ -129,8 +132,6 @@ class Desktop:
                     if isinstance(event, h11.EndOfMessage):
                         return status, answered, bytes(content)
                     status = event.status_code
-                else:
-                    raise OSError(f"no reply, but {event}")
 
     def ask(
         self,

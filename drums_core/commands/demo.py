@@ -12,18 +12,30 @@ import attrs
 import click
 import trio
 
-from drums_core.commands.output import configure_logging, print_json, print_table
+from drums_core.commands.output import configure_logging, print_json, print_table, progress_bar
 from drums_core.config import load_config
 from drums_core.host import Host, open_host
 from drums_core.model import Reward
 from drums_core.services import Interposition
-from drums_core.slot import Slot, first_error
+from drums_core.slot import Slot, SlotState, first_error
 
 OSWORLD_TASK = "e0df059f"
 """OSWorld: rename the folder todo_list_Jan_1, which root made on the user's desktop, to todo_list_Jan_2."""
 
 OWN_TASK = "2e208cb7"
 """The same kind of task, shipped with drums: see `drums_osworld/tasks`."""
+
+SCENES = (
+    "untouched",
+    "task done",
+    "fork child 1",
+    "fork child 2, undone",
+    "reset",
+    "planted fault: a file changed while held",
+    "quarantined",
+    "released and reset",
+)
+"""The episodes in the order in which they are shown; they run side by side."""
 
 T = TypeVar("T")
 
@@ -49,6 +61,7 @@ class Demo:
 
     host: Host
     fault: PlantedFault
+    progress: Callable[[str, float], None]
     rows: list[Row] = attrs.field(factory=list)
     timings_ms: dict[str, float] = attrs.field(factory=dict)
     report: list[dict[str, object]] = attrs.field(factory=list)
@@ -63,8 +76,10 @@ class Demo:
     async def judge(self, what: str, slot: Slot, expected: tuple[bool, float | None]) -> None:
         """Verify an episode once it is judged; the waiting for its verdict is no part of the time."""
         await slot.episode.wait_judged()
-        reward = await self.timed("verify", lambda: slot.verify(strict=False))
+        name = "verify" if slot.state is SlotState.UP else "verify_skipped"
+        reward = await self.timed(name, lambda: slot.verify(strict=False))
         self.rows.append(Row(what, slot.episode.origin, reward, expected))
+        self.progress(what, len(self.rows) / len(SCENES))
 
     async def run(self, task: str, picture: Path) -> None:
         """All scenes. Episodes that do not depend on each other run side by side: each settles for 5 s."""
@@ -72,16 +87,20 @@ class Demo:
             nursery.start_soon(self._main, task, picture)
             nursery.start_soon(self._broken, task)
             nursery.start_soon(self._quarantined, task)
+        self.rows.sort(key=lambda row: SCENES.index(row.what))
+        self.timings_ms.pop("verify_skipped", None)
 
     async def _main(self, task: str, picture: Path) -> None:
         async with await self.timed("create", lambda: self.host.create(task)) as slot:
             await self.judge("untouched", slot, (True, 0.0))
             await self.timed("step", lambda: slot.step(action_for(slot)))
+            await show_folder(slot)
             shot = await self.timed("screenshot", slot.screenshot)
             await trio.to_thread.run_sync(picture.write_bytes, shot)
             await self.judge("task done", slot, (True, 1.0))
             children = await self.timed("fork", lambda: slot.fork(2))
             try:
+                await children[1].wait_valid()
                 await children[1].step(undo_for(slot))
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self.judge, "fork child 1", children[0], (True, 1.0))
@@ -142,6 +161,16 @@ def _folders(slot: Slot) -> tuple[str, str]:
     return "minutes_draft", "minutes_final"
 
 
+async def show_folder(slot: Slot) -> None:
+    """Open the desktop's folder and a terminal, for the picture, and wait until their windows are there."""
+    listing = "xterm -geometry 80x12+700+640 -e bash -c 'ls -l ~/Desktop; exec bash'"
+    await slot.execute(f"setsid -f pcmanfm ~/Desktop; setsid -f {listing}", shell=True)
+    with trio.move_on_after(10):
+        while len((await slot.execute(["wmctrl", "-l"])).output.splitlines()) < 2:  # noqa: ASYNC110 - X tells nobody here
+            await trio.sleep(0.1)
+        await trio.sleep(1.0)  # a window is there before it is drawn
+
+
 def action_for(slot: Slot) -> str:
     """The one action that does the task: renaming the folder."""
     return _rename(*_folders(slot))
@@ -156,11 +185,11 @@ def _rename(old: str, new: str) -> str:
     return f"import os; d = os.path.expanduser('~/Desktop/'); os.rename(d + {old!r}, d + {new!r})"
 
 
-async def _demo(picture: Path) -> Demo:
+async def _demo(picture: Path, progress: Callable[[str, float], None]) -> Demo:
     config = load_config()
     fault = PlantedFault()
     async with open_host(config, interposer=fault) as host:
-        demo = Demo(host, fault)
+        demo = Demo(host, fault, progress)
         await host.golden(config.image)
         await demo.run(OSWORLD_TASK if config.osworld else OWN_TASK, picture)
         return demo
@@ -212,7 +241,8 @@ def demo(as_json: bool, screenshot: Path | None) -> None:
     picture = screenshot or load_config().state_dir / "demo.png"
     began = time.monotonic()
     try:
-        done = trio.run(_demo, picture)
+        with progress_bar("demo") as progress:
+            done = trio.run(_demo, picture, progress)
     except BaseExceptionGroup as group:
         # One scene's error ends the others; it alone is worth telling.
         raise first_error(group) from group

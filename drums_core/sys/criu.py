@@ -23,7 +23,7 @@ import attrs
 import trio
 
 from drums.errors import CheckpointError, DumpError, RestoreError
-from drums_core.criu_provider import Criu
+from drums_core.criu_provider.model import Criu
 from drums_core.sys.helper import Plan, start_helper
 
 GHOST_LIMIT_BYTES = 64 << 20
@@ -117,8 +117,15 @@ def _ended(code: int) -> str:
 
 
 @asynccontextmanager
-async def _swrk(criu: Criu, plan: Plan, kdat_dir: Path, timeout_s: float) -> AsyncIterator[_Session]:
-    """A swrk process; ended and reaped at the end of the block whatever happens."""
+async def _swrk(
+    criu: Criu, plan: Plan, kdat_dir: Path, timeout_s: float, *, paths: Sequence[Path]
+) -> AsyncIterator[_Session]:
+    """A swrk process, which is to reach `paths`; ended and reaped at the end of the block whatever happens."""
+    # Killed, CRIU leaves mount points of its own in /tmp: in one of its own, they go with it.
+    uses_tmp = any(os.path.realpath(p).startswith("/tmp/") for p in (criu.path, *paths))
+    own_tmp: Plan = (
+        [] if uses_tmp else [["mount", "drums-tmp", "/tmp", "tmpfs", ["nosuid", "nodev"], "mode=1777,size=1m"]]
+    )
     rpc = rpc_messages(criu)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
@@ -126,10 +133,12 @@ async def _swrk(criu: Criu, plan: Plan, kdat_dir: Path, timeout_s: float) -> Asy
         try:
             full: Plan = [
                 *plan,
+                ["setsid"],  # by its session an init is known of which CRIU has not told yet
                 # CRIU keeps its probe of the kernel (criu.kdat, 35 ms) only where /run is a tmpfs.
                 ["unshare", ["mnt"]],
                 ["mount", None, "/", None, ["rec", "private"]],
                 ["mount", str(kdat_dir), "/run", None, ["bind"]],
+                *own_tmp,
                 ["chdir", "/"],
                 ["exec", [str(criu.path), "swrk", str(theirs.fileno())], _ENV],
             ]
@@ -198,7 +207,7 @@ async def dump(
     """
     failure: Exception | None = None
     try:
-        async with _directories(images) as (fd,), _swrk(criu, [], kdat_dir, timeout_s) as session:
+        async with _directories(images) as (fd,), _swrk(criu, [], kdat_dir, timeout_s, paths=[root]) as session:
             request = _options(session.rpc, fd, fd, root)
             request.type = session.rpc.DUMP
             request.opts.pid = pid
@@ -307,8 +316,17 @@ async def hold_restore(
     """
     log = work / "criu.log"
     async with AsyncExitStack() as stack:
+        pid1, criu_pid = 0, 0
+
+        @stack.callback
+        def adopt_unheard() -> None:
+            # The restore ended between init's birth and the message that names it; CRIU is reaped by now.
+            for pid in _children_in_session(criu_pid) if criu_pid and not pid1 else ():
+                on_pid1(pid)
+
         plan: Plan = [["cgroups", [str(p) for p in cgroup_paths]]]
-        session = await stack.enter_async_context(_swrk(criu, plan, kdat_dir, timeout_s))
+        session = await stack.enter_async_context(_swrk(criu, plan, kdat_dir, timeout_s, paths=[root, dev]))
+        criu_pid = session.process.pid
         # CRIU opens these through /proc/PID/fd of the requester, up to its first notification.
         images_fd, work_fd = await stack.enter_async_context(_directories(images, work))
         request = _options(session.rpc, images_fd, work_fd, root)
@@ -319,7 +337,6 @@ async def hold_restore(
             await session.send(request)
         except OSError as e:
             raise RestoreError(f"criu could not be started: {e}", log_excerpt=await _stderr(session)) from e
-        pid1 = 0
         held: HeldRestore | None = None
 
         @stack.callback
@@ -351,6 +368,20 @@ async def hold_restore(
             raise CheckpointError("criu named no init for the restored tree")
         held = HeldRestore(pid1=pid1, criu_pid=session.process.pid, session=session, log=log)
         yield held
+
+
+def _children_in_session(session: int) -> list[int]:
+    """This process's children, zombies included, that are in a session (proc(5), `stat`)."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            try:
+                fields = Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(fields[1]) == os.getpid() and int(fields[3]) == session:
+                found.append(int(name))
+    return found
 
 
 async def _stderr(session: _Session) -> str:

@@ -33,6 +33,11 @@ _OPEN_TREE_CLONE, _O_CLOEXEC, _AT_EMPTY_PATH = 1, 0x80000, 0x1000
 _ATTR_RDONLY, _ATTR_IDMAP = 0x1, 0x100000
 _SET_STRING, _SET_FD, _CMD_CREATE = 1, 5, 6
 _FSOPEN_CLOEXEC, _FSMOUNT_CLOEXEC, _MOVE_F_EMPTY_PATH = 1, 1, 4
+_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
+# What fsconfig(2) answers where overlayfs does not know the new mount API yet (before 6.5), and where it takes
+# `lowerdir+` as a string alone or not at all.
+_NO_DESCRIPTORS = (errno.EOPNOTSUPP, errno.EINVAL)
+_OPTIONS_LIMIT = 4095  # mount(2) copies one page, and ends it with a NUL
 
 # Without redirect_dir a folder that lies in a lower layer cannot be renamed: rename(2) says EXDEV, and so would most of
 # what an agent finds in its home.
@@ -127,15 +132,15 @@ def _mount_by_descriptors(target: Path, layers: Sequence[Layer], upper: Path, wo
 
 
 def _mount_by_paths(target: Path, layers: Sequence[Layer], upper: Path, work: Path, idmap_fd: int) -> None:
-    with ExitStack() as stack:
+    with ExitStack() as undo, ExitStack() as stack:
         # Only ever emptied by rmdir(2), which refuses a mount point and whatever is not empty.
         folder = Path(tempfile.mkdtemp(prefix="lower-", dir=target.parent))
-        stack.callback(os.rmdir, folder)
+        stack.callback(_remove_folder, folder)
         places = [folder / str(number) for number in range(len(layers))]
         options = _options(places, upper, work)
         for place, layer in zip(places, layers, strict=True):
             os.mkdir(place, 0o700)
-            stack.callback(os.rmdir, place)
+            stack.callback(_remove_folder, place)
             tree = clone_tree(layer.path, None if layer.shifted else idmap_fd)
             try:
                 _attach(tree, place)
@@ -143,6 +148,9 @@ def _mount_by_paths(target: Path, layers: Sequence[Layer], upper: Path, work: Pa
                 os.close(tree)
             stack.callback(_detach, place)
         mount("overlay", str(target), "overlay", [], options)
+        undo.callback(_detach, target)
+        stack.close()  # no path leads into a layer from here on
+        undo.pop_all()
 
 
 def _options(lowers: Sequence[Path], upper: Path, work: Path) -> str:
@@ -162,7 +170,7 @@ def _options(lowers: Sequence[Path], upper: Path, work: Path) -> str:
     if (size := len(os.fsencode(text))) > _OPTIONS_LIMIT:
         raise OSError(
             errno.E2BIG,
-            f"an overlay of {len(lowers)} layers needs {size} bytes of options, and this kernel takes {_OPTIONS_LIMIT}: "
+            f"an overlay of {len(lowers)} layers needs {size} bytes of options, this kernel takes {_OPTIONS_LIMIT}: "
             "use fewer layers, a shorter path of the state folder, or Linux 6.13 or newer",
         )
     return text
@@ -184,6 +192,15 @@ def _attach(tree: int, place: Path) -> None:
 def _detach(place: Path) -> None:
     """Take a mount's path away; who holds it open, or a clone of it, keeps it."""
     checked(libc.umount2(os.fsencode(place), _MNT_DETACH | _UMOUNT_NOFOLLOW), f"umount {place}")
+
+
+def _remove_folder(place: Path) -> None:
+    try:
+        os.rmdir(place)
+    except OSError as e:
+        if e.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+            raise
+        # The echo of a mount below it that could not be taken away, which is what gets raised.
 
 
 def _messages(fs: int) -> str:

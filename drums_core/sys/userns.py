@@ -34,7 +34,7 @@ async def open_idmap() -> int:
             raise OSError(f"no user namespace: {text.strip()}")
         return open_namespace(helper.pid, "user")
     finally:
-        for stream in (helper.stdin, helper.stdout, helper.stderr):
-            await stream.aclose()
         with trio.CancelScope(shield=True):
+            for stream in (helper.stdin, helper.stdout, helper.stderr):
+                await stream.aclose()
             await helper.wait()  # cat ends at its end of file

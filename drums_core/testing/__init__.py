@@ -1,0 +1,1 @@
+"""What tests of drums, and of plugins for it, are made with."""
