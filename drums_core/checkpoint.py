@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import stat
+import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -167,6 +168,7 @@ class CheckpointStore:
     path: Path
     host: HostFacts
     _uses: dict[str, int] = attrs.field(factory=dict)
+    _counting: threading.Lock = attrs.field(factory=threading.Lock)  # desktops stop side by side, in threads
     _ephemeral: set[str] = attrs.field(factory=set)
     _verified: dict[str, tuple[tuple[Any, ...], ...]] = attrs.field(factory=dict)
 
@@ -199,6 +201,9 @@ class CheckpointStore:
         self._verified[manifest.id] = _signature(folder)
         if manifest.kind == "fork":
             self._ephemeral.add(manifest.id)
+        else:
+            # What a saved checkpoint stands on is saved with it.
+            self._ephemeral.difference_update(manifest.layers)
         return Checkpoint(folder, manifest)
 
     def load(self, name: str) -> Checkpoint:
@@ -273,17 +278,22 @@ class CheckpointStore:
 
     def acquire(self, checkpoint: Checkpoint) -> None:
         """Count a use of it and of the layers below it."""
-        for identity in checkpoint.manifest.layers:
-            self._uses[identity] = self._uses.get(identity, 0) + 1
+        with self._counting:
+            for identity in checkpoint.manifest.layers:
+                self._uses[identity] = self._uses.get(identity, 0) + 1
 
     def release(self, checkpoint: Checkpoint) -> None:
         """Let go; a fork's checkpoint that nobody uses any more is removed."""
-        for identity in checkpoint.manifest.layers:
-            self._uses[identity] -= 1
-            if not self._uses[identity]:
-                del self._uses[identity]
-                if identity in self._ephemeral:
-                    self.discard(identity)
+        unused = []
+        with self._counting:
+            for identity in checkpoint.manifest.layers:
+                self._uses[identity] -= 1
+                if not self._uses[identity]:
+                    del self._uses[identity]
+                    unused.append(identity)
+        for identity in unused:
+            if identity in self._ephemeral:
+                self.discard(identity)
 
     def discard(self, identity: str) -> None:
         """Remove a checkpoint's folder, the manifest first, so that an interrupted removal leaves no half-usable one.

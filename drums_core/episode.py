@@ -14,6 +14,8 @@ from drums.errors import InvalidEpisode
 from drums_core.model import GateResult, Json, Phase, PluginId, Status, Validity, Verdict
 from drums_core.verdict import judge
 
+_RANK = {Status.PENDING: 0, Status.PASS: 1, Status.FAIL: 2}
+
 
 @attrs.define(eq=False)
 class Episode:
@@ -70,9 +72,11 @@ class Episode:
             InvalidEpisode: it is invalid.
             TimeoutError: it is still pending after `timeout_s` seconds.
         """
-        with trio.move_on_after(timeout_s if timeout_s is not None else float("inf")) as scope:
-            validity = await self.wait_judged()
-        if scope.cancelled_caught:
+        with trio.move_on_after(timeout_s if timeout_s is not None else float("inf")):
+            await self.wait_judged()
+        # Not the scope decides: with no time left, a verdict that is there counts all the same.
+        validity = self._validity
+        if validity.verdict is Verdict.PENDING:
             raise TimeoutError(f"episode {self.id} is still pending after {timeout_s} s")
         if not validity.valid:
             raise InvalidEpisode(
@@ -87,7 +91,7 @@ class Episode:
         seen: dict[str, GateResult] = {}
         for result in self.results:
             # The first failure of a gate is its line: what follows a failure is often its echo.
-            if result.gate not in seen or (seen[result.gate].status is Status.PASS and result.status is Status.FAIL):
+            if result.gate not in seen or _RANK[result.status] > _RANK[seen[result.gate].status]:
                 seen[result.gate] = result
         for name, (phase, plugin) in self.required.items():
             if name in seen:

@@ -70,21 +70,23 @@ class GateSet:
             DumpError: a gate could not record: a checkpoint without its evidence is none.
         """
         evidence: dict[str, Json] = {}
+        problems: list[DumpError] = []
 
         async def one(name: str, gate: Gate) -> None:
             try:
                 with trio.fail_after(self.timeout_s):
                     evidence[name] = await gate.record(view)
-            except Exception as e:
-                raise DumpError(f"gate {name!r} could not record its evidence: {type(e).__name__}: {e}") from e
+            except Exception as e:  # noqa: BLE001 - raised below, once all have ended
+                problem = DumpError(f"gate {name!r} could not record its evidence: {type(e).__name__}: {e}")
+                problem.__cause__ = e
+                problems.append(problem)
 
-        try:
-            async with trio.open_nursery() as nursery:
-                for loaded in self._gates:
-                    if not isinstance(loaded.gate, EventGate) and loaded.gate.records:
-                        nursery.start_soon(one, loaded.name, loaded.gate)
-        except* DumpError as group:
-            raise group.exceptions[0] from None
+        async with trio.open_nursery() as nursery:
+            for loaded in self._gates:
+                if not isinstance(loaded.gate, EventGate) and loaded.gate.records:
+                    nursery.start_soon(one, loaded.name, loaded.gate)
+        if problems:
+            raise problems[0]
         return evidence
 
     async def check(self, phase: Phase, view: DesktopView, evidence: Mapping[str, Json]) -> list[GateResult]:
@@ -115,9 +117,7 @@ class GateSet:
         except Exception as e:  # noqa: BLE001 - fails closed, with the reason
             _log.exception("gate raised", gate=name, slot=view.slot)
             return failed(f"the gate itself failed: {type(e).__name__}: {e}")
-        if not isinstance(finding, Finding):
-            return failed(f"the gate returned {type(finding).__name__} instead of a Finding")
-        return finding
+        return _usable(finding)
 
     def judge_event(self, event: DesktopEvent) -> list[GateResult]:
         """The failed results that an event adds."""
@@ -127,12 +127,23 @@ class GateSet:
                 continue
             try:
                 finding = loaded.gate.judge(event)
+                if finding is not None:
+                    finding = _usable(finding)
             except Exception as e:  # noqa: BLE001 - fails closed, with the reason
                 _log.exception("event gate raised", gate=loaded.name)
                 finding = failed(f"the gate itself failed: {type(e).__name__}: {e}")
-            if finding is not None and not finding.ok:
+            if finding is not None and finding.ok is not True:
                 results.append(_result(loaded, Phase.EVENT, finding, 0.0))
         return results
+
+
+def _usable(finding: object) -> Finding:
+    """A gate's finding, or the failed one of a gate that returned something else."""
+    if not isinstance(finding, Finding):
+        return failed(f"the gate returned {type(finding).__name__} instead of a Finding")
+    if finding.cause not in tuple(Cause):
+        return attrs.evolve(finding, cause=Cause.INFRASTRUCTURE)
+    return finding
 
 
 def _result(loaded: _Loaded, phase: Phase, finding: Finding, duration_ms: float) -> GateResult:

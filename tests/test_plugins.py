@@ -1,4 +1,4 @@
-"""Broken plugins: each is listed by name, distribution, version and traceback, costs no other, and never passes silently."""
+"""Broken plugins: each is listed by name, distribution, version and traceback, and costs no other."""
 
 from __future__ import annotations
 

@@ -1,0 +1,112 @@
+"""How long the operations of a desktop's life take, in milliseconds: median and spread, alternating with a baseline.
+
+    sudo .venv/bin/python benchmarks/desktop_life.py [--rounds 10] [--json]
+    sudo .venv/bin/python benchmarks/desktop_life.py --against /path/to/another/checkout
+
+The baseline in the same run is what a desktop without checkpoints costs: booting the same image until its guest
+server answers. With `--against`, the same rounds run in turn with another checkout's code (its own `.venv`), A B A B, so
+that a
+drifting machine meets both alike. Not a test: nothing here passes or fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from drums_core import load_config, open_host
+from drums_core.desktop import Desktop
+
+Samples = dict[str, list[float]]
+
+
+async def measure(rounds: int) -> Samples:
+    """Samples by operation."""
+    samples: Samples = {}
+
+    async def timed(name: str, work: Callable[[], Awaitable[Any]]) -> Any:
+        began = time.perf_counter()
+        result = await work()
+        samples.setdefault(name, []).append((time.perf_counter() - began) * 1e3)
+        return result
+
+    async with open_host(load_config()) as host:
+        await host.golden(host.config.image)
+        image = host.images.load(host.config.image)
+        async with await host.create():
+            pass  # the first restore warms caches and imports
+        for _ in range(rounds):
+            booted = Desktop(host.services, f"d-{uuid.uuid4().hex[:12]}", host.config.limits)
+            try:
+                await timed("boot (baseline)", lambda booted=booted: booted.start_booted(image.layer))
+            finally:
+                await booted.stop()
+            slot = await timed("create", host.create)
+            try:
+                await timed("step", lambda slot=slot: slot.step("pyautogui.moveTo(300, 300)"))
+                await timed("screenshot", slot.screenshot)
+                for count in (1, 4):
+                    children = await timed(f"fork {count}", lambda slot=slot, count=count: slot.fork(count))
+                    for child in children:
+                        await child.close()
+                await timed("reset", slot.reset)
+                report = slot.gates()["gates"]["gates"]
+                for line in (line for line in report if line["status"] != "pending"):
+                    samples.setdefault(f"gate {line['gate']}", []).append(line["duration_ms"])
+            finally:
+                await timed("close", slot.close)
+    return samples
+
+
+def show(samples: Samples) -> None:
+    """A row per operation."""
+    print(f"{'operation':28} {'median':>8} {'min':>8} {'max':>8}  n")
+    for name, values in samples.items():
+        median = statistics.median(values)
+        print(f"{name:28} {median:8.1f} {min(values):8.1f} {max(values):8.1f}  {len(values)}")
+
+
+def alternate(other: Path, rounds: int) -> None:
+    """One round here, one there, in turn."""
+    here = Path(__file__).resolve().parent.parent
+    merged: dict[str, Samples] = {"here": {}, "there": {}}
+    for _ in range(rounds):
+        for label, checkout in (("here", here), ("there", other)):
+            command = [str(checkout / ".venv/bin/python"), str(checkout / "benchmarks/desktop_life.py")]
+            done = subprocess.run([*command, "--rounds", "1", "--json"], check=True, capture_output=True, cwd=checkout)
+            for name, values in json.loads(done.stdout).items():
+                merged[label].setdefault(name, []).extend(values)
+    for label, samples in merged.items():
+        print(f"{label}:")
+        show(samples)
+
+
+def main() -> None:
+    """Parse the arguments and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--json", action="store_true", help="print the samples as JSON")
+    parser.add_argument("--against", type=Path, help="another checkout to alternate with")
+    options = parser.parse_args()
+    if options.against:
+        alternate(options.against, options.rounds)
+        return
+    samples = trio.run(measure, options.rounds)
+    if options.json:
+        json.dump(samples, sys.stdout)
+    else:
+        show(samples)
+
+
+if __name__ == "__main__":
+    main()
