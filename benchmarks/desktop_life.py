@@ -3,10 +3,9 @@
     sudo .venv/bin/python benchmarks/desktop_life.py [--rounds 10] [--json]
     sudo .venv/bin/python benchmarks/desktop_life.py --against /path/to/another/checkout
 
-The baseline in the same run is what a desktop without checkpoints costs: booting the same image until its guest
-server answers. With `--against`, the same rounds run in turn with another checkout's code (its own `.venv`), A B A B, so
-that a
-drifting machine meets both alike. Not a test: nothing here passes or fails.
+The baseline in the same run is what a desktop without checkpoints costs: booting the same image until its guest server
+answers. With `--against`, the same rounds run in turn with another checkout's code (its own `.venv`), A B A B, so that
+a drifting machine meets both alike. Not a test: nothing here passes or fails.
 """
 
 from __future__ import annotations

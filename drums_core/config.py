@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import cattrs
 from cattrs import transform_error
+from cattrs.v import format_exception
 
 from drums.errors import ConfigError
 from drums_core.model import Limits
@@ -53,6 +54,11 @@ class HostConfig:
     checker_timeout_s: float = 300.0
 
 
+def _fault(error: BaseException, kind: type | None) -> str:
+    # cattrs would say "invalid value" alone; a validator's own words hold observed against allowed.
+    return str(error) if type(error) is ValueError else format_exception(error, kind)
+
+
 _SCALARS = {"state_dir", "image", "max_slots", "osworld", "default_ttl_s"}
 
 
@@ -72,7 +78,7 @@ def load_config(path: Path | None = None, *, environ: Mapping[str, str] | None =
     if path is not None or source.exists():
         try:
             document = tomllib.loads(source.read_text())
-        except (OSError, tomllib.TOMLDecodeError) as e:
+        except (OSError, ValueError) as e:  # no TOML, or no UTF-8
             raise ConfigError(f"configuration {str(source)!r} cannot be read: {e}", path="$") from e
     for key in _SCALARS:
         value = (os.environ if environ is None else environ).get(f"DRUMS_{key.upper()}")
@@ -86,7 +92,7 @@ def load_config(path: Path | None = None, *, environ: Mapping[str, str] | None =
     try:
         config = converter.structure(document, HostConfig)
     except (cattrs.BaseValidationError, ValueError) as e:
-        faults = transform_error(e) if isinstance(e, cattrs.BaseValidationError) else [str(e)]
+        faults = transform_error(e, format_exception=_fault) if isinstance(e, cattrs.BaseValidationError) else [str(e)]
         raise ConfigError(f"configuration is wrong: {'; '.join(faults)}", path="$", faults=faults) from e
     return attrs.evolve(
         config,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from drums_core.slot import Slot
 
 SCREEN = (1920, 1080)
-_SUDO = re.compile(r"(?:^|[\s;&|(`'\"/])sudo(?:$|\s)")
+_SUDO = re.compile(r"(?:^|[\s;&|(`'\"/])sudo(?![\w./=-])")
 
 
 def calls_sudo(command: str | Sequence[str]) -> bool:

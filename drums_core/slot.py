@@ -194,6 +194,8 @@ class Slot:
 
     async def _watch_desktop(self, desktop: Desktop, episode: Episode, checkpoint: Checkpoint) -> None:
         """Judge the settled phase, and notice the end of init, until the desktop is stopped."""
+        if self.desktop is not desktop:
+            return  # it was stopped before this task had its first turn
         with trio.CancelScope() as scope:
             self._watch = scope
 

@@ -5,6 +5,9 @@ every later one is learnt from its FORK. Messages are queued by the kernel in th
 draining the socket (`drain`) sees everything that has happened before. Dropped messages (ENOBUFS) are an event
 of their own, which fails the gates that need the watching.
 
+A process has died when its last thread has: its first may end long before, and what crashes later is a thread of it
+all the same. So its threads are counted, from the messages alone.
+
 Sources: the kernel's `driver-api/connector.rst`, `include/uapi/linux/cn_proc.h`, `include/uapi/linux/connector.h`;
 netlink(7).
 """
@@ -39,6 +42,8 @@ class _Known:
     inner_pid: int
     command: str
     core_dumped: bool = False
+    threads: set[int] = attrs.field(factory=set)  # alive, the first one left out
+    leader_code: int | None = None  # of the first thread, once it has ended
 
 
 @attrs.define(eq=False)
@@ -95,7 +100,8 @@ class ProcessWatcher:
     def track(self, slot: str, processes: Iterable[ProcessIdentity]) -> None:
         """Follow these processes and whatever they fork. Call while they cannot fork, or drain afterwards."""
         for process in processes:
-            self._known[process.host_pid] = _Known(slot, process.inner_pid, process.command)
+            threads = _other_threads(process.host_pid)
+            self._known[process.host_pid] = _Known(slot, process.inner_pid, process.command, threads=threads)
 
     def untrack(self, slot: str) -> None:
         """Forget a slot's processes: its end is wanted."""
@@ -130,13 +136,23 @@ class ProcessWatcher:
         at = _EVENT_OFFSET + 16  # what, cpu, timestamp
         if what == _FORK:
             _, parent, child, child_group = struct.unpack_from("=IIII", data, at)
-            known = self._known.get(parent)
-            if known and child == child_group:  # not a thread
+            if child != child_group:
+                if known := self._known.get(child_group):
+                    known.threads.add(child)
+            elif known := self._known.get(parent):
                 self._known[child] = _Known(known.slot, 0, known.command)
-        elif what in (_EXEC, _COMM):
-            known = self._known.get(struct.unpack_from("=II", data, at)[1])
-            if known:
-                self._read(struct.unpack_from("=II", data, at)[1], known)
+            elif (known := self._known.get(child)) and known.leader_code is not None:
+                del self._known[child]  # a stranger with the pid of a process that is gone
+        elif what == _EXEC:
+            group = struct.unpack_from("=II", data, at)[1]
+            if known := self._known.get(group):
+                # Whichever thread executed it is the first now, and the only one (execve(2)).
+                known.threads, known.leader_code = set(), None
+                self._read(group, known)
+        elif what == _COMM:
+            thread, group = struct.unpack_from("=II", data, at)
+            if (known := self._known.get(group)) and thread == group:
+                known.command = data[at + 8 : at + 24].split(b"\0")[0].decode(errors="replace").strip() or known.command
         elif what == _COREDUMP:
             known = self._known.get(struct.unpack_from("=II", data, at)[1])
             if known:
@@ -149,12 +165,18 @@ class ProcessWatcher:
     def _exit(self, thread: int, group: int, code: int) -> None:
         known = self._known.get(group)
         signal = code & 0x7F
-        # A crashing thread takes its group along; a leader that merely ends does not.
-        if known is None or (thread != group and signal not in CRASH_SIGNALS):
+        if known is None:
             return
+        known.threads.discard(thread)
+        if thread == group:
+            known.leader_code = code
+        # A crashing thread takes its group along; otherwise the process lives while any of its threads does.
+        if signal not in CRASH_SIGNALS and (known.leader_code is None or known.threads):
+            return
+        code = code or known.leader_code or 0
+        signal = code & 0x7F
         self._read(group, known)
-        if thread == group or signal in CRASH_SIGNALS:
-            del self._known[group]
+        del self._known[group]
         event = ProcessDied(
             host_pid=group,
             inner_pid=known.inner_pid,
@@ -178,3 +200,10 @@ class ProcessWatcher:
                     known.inner_pid = int(line.split()[-1])
         except (FileNotFoundError, ProcessLookupError):
             return
+
+
+def _other_threads(pid: int) -> set[int]:
+    try:
+        return {int(x) for x in os.listdir(f"/proc/{pid}/task")} - {pid}
+    except FileNotFoundError:
+        return set()

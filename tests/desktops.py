@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
+import pytest
 import trio
 
 from drums_core import load_config, open_host
@@ -105,7 +107,7 @@ async def judged(slot: Slot, *, until: Sequence[str] = (), **facts: Any) -> Outc
 async def run(slot: Slot, script: str, **options: Any) -> str:
     """A shell script as the agent's user; its standard output. Raises AssertionError when it fails."""
     result = await slot.execute(script, shell=True, **options)
-    assert result.returncode == 0, (script, result)
+    assert result.returncode == 0, f"{script[:80]!r} ended with {result.returncode}: {result.error}{result.output}"
     return result.output
 
 
@@ -129,12 +131,17 @@ async def start_daemon(slot: Slot, name: str, source: str) -> None:
 Scenario = Callable[[Host], Awaitable[Any]]
 
 
+@attrs.frozen
+class _Failed:
+    text: str
+
+
 @attrs.define
 class Played:
     """What the scenarios of a module showed.
 
     Args:
-        results: what each returned, or the exception that ended it.
+        results: what each returned.
         left: what was left of their desktops, in words.
         took: seconds that each took.
         seconds: how long it all took.
@@ -146,10 +153,10 @@ class Played:
     seconds: float = 0.0
 
     def __getitem__(self, name: str) -> Any:
-        """What a scenario returned; raises what ended it."""
+        """What a scenario returned; fails the test when it did not come to its end."""
         result = self.results[name]
-        if isinstance(result, BaseException):
-            raise result
+        if isinstance(result, _Failed):
+            pytest.fail(f"scenario {name!r} ended early:\n{result.text}", pytrace=False)
         return result
 
 
@@ -184,8 +191,8 @@ def play_on_hosts(
             started = time.monotonic()
             try:
                 played.results[name] = await scenario(host)
-            except Exception as e:  # noqa: BLE001 - raised in the test that asks for it
-                played.results[name] = e
+            except Exception as e:  # noqa: BLE001 - told in the test that asks for it
+                played.results[name] = _Failed("".join(traceback.format_exception(e)))
             played.took[name] = time.monotonic() - started
 
     async def on_host(

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _GONE = (FileNotFoundError, ProcessLookupError, NotADirectoryError)
-OWN_PATIENCE_S = 0.1
+OWN_PATIENCE_S = 0.2
 OTHERS_PATIENCE_S = 5.0
 _LISTED_DEPTH = {"slots": 2, "run": 3, "checkpoints": 8, "images": 2}
 _TEMPORARY = ("drums", ".criu", "cr-", "crtools")  # drums' own, and CRIU's
@@ -113,6 +113,13 @@ def _members(top: str) -> set[int]:
     return pids
 
 
+def _is_of_another_state(path: str, state_dir: Path) -> bool:
+    """Whether a mount point lies in a state folder of drums that is not the one under test, or no longer anywhere."""
+    if path.startswith(f"{state_dir}/"):
+        return False
+    return not os.path.lexists(path) or any(os.path.exists(f"{folder}/host.lock") for folder in Path(path).parents)
+
+
 def _cgroups(machine: _Machine) -> Iterator[str]:
     for root in _cgroup_roots():
         for folder, names, _ in os.walk(root):
@@ -136,7 +143,7 @@ def _own_processes(machine: _Machine) -> set[int]:
     pids = {pid for pid in machine.parents if machine.is_ours(pid)}
     for root in _cgroup_roots():
         pids |= {pid for pid in _members(str(root / "drums")) if not machine.is_foreign(pid)}
-    return pids
+    return pids & machine.parents.keys()
 
 
 def _namespaces(pids: set[int]) -> set[str]:
@@ -150,12 +157,11 @@ def _namespaces(pids: set[int]) -> set[str]:
     return found
 
 
-def _mounts(machine: _Machine) -> Iterator[str]:
+def _mounts() -> Iterator[str]:
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         head, _, tail = line.partition(" - ")
-        fields = head.split()
-        if not any(fields[4].startswith(f"{state}/") for state in machine.foreign_states):
-            yield f"mount {' '.join(fields[3:])} - {tail}"
+        root, where, *options = head.split()[3:]
+        yield f"mount {where} of {root} {' '.join(options)} - {tail}"
 
 
 def _files(top: Path, depth: int) -> Iterator[str]:
@@ -184,7 +190,7 @@ def take(state_dir: Path, *, descriptors: bool = True, processes: bool = True) -
         processes: whether to count processes and namespaces (a desktop that lives starts and ends some by itself).
     """
     machine = _Machine(state_dir)
-    found: Snapshot = Counter(_mounts(machine))
+    found: Snapshot = Counter(_mounts())
     found.update(_cgroups(machine))
     if machine.foreign_states:
         found[_OTHER_HOSTS] = 1
@@ -196,7 +202,7 @@ def take(state_dir: Path, *, descriptors: bool = True, processes: bool = True) -
     found.update(f"file {temporary}/{name}" for name in os.listdir(temporary) if name.startswith(_TEMPORARY))
     if processes:
         pids = _own_processes(machine)
-        found.update(f"process {pid} started {machine.parents[pid][1]}" for pid in pids if pid in machine.parents)
+        found.update(f"process {pid} started {machine.parents[pid][1]}" for pid in pids)
         found.update(_namespaces(pids))
     if descriptors:
         found.update(_descriptors())
@@ -236,7 +242,12 @@ def changes(before: Snapshot, state_dir: Path, *, descriptors: bool = True, proc
     """
     began = time.monotonic()
     while True:
-        found = difference(before, take(state_dir, descriptors=descriptors, processes=processes))
+        found = [
+            line
+            for line in difference(before, take(state_dir, descriptors=descriptors, processes=processes))
+            if not (line.split()[1] == "mount" and _is_of_another_state(line.split()[2], state_dir))
+            and not (line.startswith("- file ") and str(state_dir) not in line)
+        ]
         patience = OTHERS_PATIENCE_S if all(_may_be_others(line, state_dir) for line in found) else OWN_PATIENCE_S
         if not found or time.monotonic() - began > patience:
             return [_command(line) for line in found]

@@ -6,21 +6,20 @@ has come to its await. Desktops are real.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import trio
+from requires import requires
+from scratch import scratch_state
+from snapshot import Snapshot, assert_unchanged, changes, take
 
 from drums_core.config import HostConfig
 from drums_core.host import Host, open_host
 from drums_core.services import Interposition
 from drums_core.slot import Slot, SlotState
-from requires import requires
-from scratch import scratch_state
-from snapshot import Snapshot, assert_unchanged, changes, take
 
 pytestmark = requires("root", "criu")
 TASK = "2e208cb7"  # its set-up calls sudo
@@ -28,10 +27,17 @@ ALL_OF_FIRST = 40
 
 
 class CancelAt(trio.abc.Instrument):
-    """Cancels a scope just after the `step`-th step of a task, the tasks below it counted in."""
+    """Cancels a scope at the `step`-th step of a task, the tasks below it counted in.
 
-    def __init__(self, step: int) -> None:
+    Args:
+        step: which one; the first is 0.
+        before: cancel just before the step, when what the task waited for is there already, so that the next await
+            is the one that is cancelled; otherwise just after it, in the await that it has come to.
+    """
+
+    def __init__(self, step: int, *, before: bool) -> None:
         self.step = step
+        self.before = before
         self.count = 0
         self.fired = False
         self.scope = trio.CancelScope()
@@ -47,10 +53,16 @@ class CancelAt(trio.abc.Instrument):
     def task_exited(self, task: trio.lowlevel.Task) -> None:
         self._tasks.discard(task)
 
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        if self.before and task in self._tasks:
+            self._step()
+
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        if task not in self._tasks or self.fired:
-            return
-        if self.count == self.step:
+        if not self.before and task in self._tasks:
+            self._step()
+
+    def _step(self) -> None:
+        if self.count == self.step and not self.fired:
             self.fired = True
             self.scope.cancel()
         self.count += 1
@@ -65,9 +77,9 @@ def _instrument(instrument: CancelAt) -> Iterator[None]:
         trio.lowlevel.remove_instrument(instrument)
 
 
-async def attempt(operation: Callable[[], Awaitable[Any]], step: int) -> tuple[bool, Any]:
+async def attempt(operation: Callable[[], Awaitable[Any]], step: int, *, before: bool = False) -> tuple[bool, Any]:
     """Run an operation, cancelled at a step: whether it had already ended by itself, and its result, if any."""
-    cancel = CancelAt(step)
+    cancel = CancelAt(step, before=before)
     result: Any = None
 
     async def run() -> None:
@@ -82,10 +94,10 @@ async def attempt(operation: Callable[[], Awaitable[Any]], step: int) -> tuple[b
     return not cancel.fired, result
 
 
-def steps(stride: int) -> Iterator[int]:
-    """The first steps one by one, then every `stride`-th."""
-    yield from range(ALL_OF_FIRST)
-    yield from itertools.count(ALL_OF_FIRST, stride)
+def steps(stride: int) -> Iterator[tuple[int, bool]]:
+    """The first steps one by one, then every `stride`-th; and whether to cancel before it, every other time."""
+    for n, step in enumerate((*range(ALL_OF_FIRST), *range(ALL_OF_FIRST, 10_000, stride))):
+        yield step, n % 2 == 1
 
 
 async def _settled(before: Snapshot, config: HostConfig, what: str) -> None:
@@ -99,14 +111,13 @@ def test_create_cancelled_at_every_await_leaves_nothing() -> None:
         async with open_host(config) as host:
             await (await host.create(TASK)).close()  # whatever is made once and kept
             before = take(config.state_dir)
-            for step in steps(1):
-                ended, slot = await attempt(lambda: host.create(TASK), step)
+            for step, early in steps(2):
+                ended, slot = await attempt(lambda: host.create(TASK), step, before=early)
                 if slot is not None:
                     await slot.close()
                 assert not host.slots, f"cancelled at step {step}: {[s.describe() for s in host.slots.values()]}"
                 await _settled(before, config, f"create, cancelled at step {step},")
                 if ended:
-                    print("ended", step)
                     assert step > 50, f"a create of only {step} steps"
                     break
             async with await host.create(TASK) as slot:
@@ -121,11 +132,11 @@ def test_reset_cancelled_at_every_await_leaves_the_slot_down() -> None:
         async with open_host(config) as host, await host.create(TASK) as slot:
             assert await _down(slot), "a cancelled reset"
             before = take(config.state_dir)
-            for step in steps(1):
+            for step, early in steps(2):
                 if step % 3 == 0 and step < ALL_OF_FIRST:
                     await slot.reset()  # so that there is a desktop to end
                     assert slot.state is SlotState.UP
-                ended, _ = await attempt(slot.reset, step)
+                ended, _ = await attempt(slot.reset, step, before=early)
                 if slot.state is SlotState.UP:
                     await _down(slot)
                 assert slot.state is SlotState.DOWN, f"cancelled at step {step}: {slot.describe()}"
@@ -133,7 +144,6 @@ def test_reset_cancelled_at_every_await_leaves_the_slot_down() -> None:
                 await _settled(before, config, f"reset, cancelled at step {step},")
                 assert slot.state is SlotState.DOWN, f"cancelled at step {step}: {slot.describe()}"
                 if ended:
-                    print("ended", step)
                     assert step > 50, f"a reset of only {step} steps"
                     break
             await slot.reset()
@@ -156,15 +166,14 @@ def test_fork_cancelled_at_every_await_leaves_the_parent_alone() -> None:
                 await child.close()
             await trio.sleep(0.2)  # the slot's own watch has begun
             before = take(config.state_dir)
-            for step in steps(3):
-                ended, children = await attempt(lambda: slot.fork(2), step)
+            for step, early in steps(6):
+                ended, children = await attempt(lambda: slot.fork(2), step, before=early)
                 for child in children or []:
                     await child.close()
                 assert list(host.slots.values()) == [slot], f"cancelled at step {step}"
                 assert slot.state is SlotState.UP, f"cancelled at step {step}: {slot.describe()}"
                 await _settled(before, config, f"fork, cancelled at step {step},")
                 if ended:
-                    print("ended", step)
                     assert step > 50, f"a fork of only {step} steps"
                     break
             assert (await slot.execute(["echo", "here"])).output == "here\n"
@@ -204,8 +213,49 @@ def test_cancelled_while_the_dump_is_under_way_the_dump_ends_and_is_thrown_away(
     _run(main)
 
 
+@pytest.mark.parametrize("point", ["rebuilt", "restored", "pre_resume", "resumed", "ready"])
+def test_cancelled_by_somebody_else_at_a_point_of_the_restore(point: str) -> None:
+    """The operation runs on from the point, to be cancelled at whatever it awaits next."""
+
+    async def main(config: HostConfig) -> None:
+        scope = trio.CancelScope()
+
+        async def interposer(at: Interposition) -> None:
+            if at.point == point:
+                scope.cancel()
+
+        async def cancelled(operation: Callable[[], Awaitable[Any]]) -> None:
+            nonlocal scope
+            scope = trio.CancelScope()
+            with scope:
+                await operation()
+            assert scope.cancelled_caught
+
+        async with open_host(config, interposer=interposer) as host:
+            await (await host.create()).close()  # whatever is made once and kept
+            before = take(config.state_dir)
+            await cancelled(lambda: host.create(TASK))
+            assert not host.slots
+            await _settled(before, config, f"create, cancelled at {point!r},")
+            scope = trio.CancelScope()
+            slot = await host.create(TASK)
+            await trio.sleep(0.2)  # the slot's own watch has begun
+            before = take(config.state_dir)
+            await cancelled(lambda: slot.fork(2))
+            assert list(host.slots.values()) == [slot]
+            await _settled(before, config, f"fork, cancelled at {point!r},")
+            assert slot.state is SlotState.UP
+            await cancelled(slot.reset)
+            await trio.sleep(0.1)  # nothing comes after it
+            assert (slot.describe()["state"], slot.desktop) == ("down", None)
+            await slot.reset()
+            assert (await slot.execute(["echo", "here"])).output == "here\n"
+
+    _run(main)
+
+
 def test_cancelled_from_outside_the_host_leaves_nothing() -> None:
-    """At a hundred moments from the first step of `open_host` on, with a create under way."""
+    """At many moments from the first step of `open_host` on, with a create under way."""
 
     async def main(config: HostConfig) -> None:
         async def life(host_opened: list[Host]) -> None:
@@ -236,12 +286,12 @@ def test_the_harness_cancels_at_the_step_it_is_told(step: int) -> None:
 
     async def child() -> None:
         reached.append(1)
-        await trio.sleep(0)
+        await trio.lowlevel.checkpoint()
         reached.append(2)
 
     async def operation() -> str:
         reached.append(0)
-        await trio.sleep(0)
+        await trio.lowlevel.checkpoint()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(child)
         return "done"

@@ -269,7 +269,7 @@ def test_a_lock_fault_fails_the_lock_gates_alone(played: Played, name: str) -> N
     reason = found.lines[expected.gates[0]]["reason"]
     kind = expected.arguments["kind"]
     where = {"FLOCK": "0..EOF", "OFDLCK": "10..29", "POSIX": "100..199"}[kind]
-    assert f"1 missing: {kind} WRITE {where} on '/home/user/locks/" in reason, reason
+    assert f" missing: {kind} WRITE {where} on '/home/user/locks/" in reason, reason
     assert ("1 that the checkpoint did not hold: FLOCK READ" in reason) is (expected.arguments["how"] == "weaken")
 
 

@@ -238,11 +238,14 @@ def create_cgroup(name: str) -> Cgroup:
     else:
         mounts = _controller_mounts()
         cgroup = Cgroup(name, {c: mounts[c] / PARENT / name for c in V1_CONTROLLERS})
+    made: list[Path] = []
     try:
         for path in cgroup.paths:
             path.mkdir(parents=True)
+            made.append(path)
     except OSError:
-        cgroup.remove()
+        for path in made:  # and nothing of a cgroup that was there before
+            path.rmdir()
         raise
     return cgroup
 

@@ -293,8 +293,10 @@ def run(plan: Sequence[Sequence[Any]]) -> None:
     for name, *arguments in plan:
         try:
             OPERATIONS[name](*arguments)
-        except OSError as e:
-            os.write(2, f"drums-enter: {name}({', '.join(map(repr, arguments))[:300]}): {e}\n".encode())
+        except Exception as e:  # noqa: BLE001 - a plan that is wrong in itself ends in the same way
+            what = f"{name}({', '.join(map(repr, arguments))[:300]})"
+            why = str(e) if isinstance(e, OSError) else f"{type(e).__name__}: {e}"
+            os.write(2, f"drums-enter: {what}: {why}\n".encode(errors="replace"))
             os._exit(125)
 
 

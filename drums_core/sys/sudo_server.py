@@ -41,44 +41,45 @@ s.sendall(body)
 code = s.recv(4, socket.MSG_WAITALL)
 sys.exit(struct.unpack("I", code)[0] if len(code) == 4 else 1)
 """
-_WITH_VALUE = {
-    "-u",
-    "--user",
-    "-g",
+_SHORT_WITH_VALUE = "CDghpRrTtUu"
+_LONG_WITH_VALUE = {
+    "--chdir",
+    "--chroot",
+    "--close-from",
+    "--command-timeout",
     "--group",
-    "-p",
-    "--prompt",
-    "-h",
     "--host",
-    "-C",
-    "-r",
-    "-t",
-    "-T",
-    "-D",
-    "-R",
-    "-U",
+    "--other-user",
+    "--prompt",
+    "--role",
+    "--type",
+    "--user",
 }
 
 
 def parse_sudo(argv: list[str]) -> tuple[str, bool, dict[str, str], list[str]]:
-    """(user, whether -S reads the password from standard input, assignments, operand) of sudo's arguments."""
+    """(user, whether -S reads the password from standard input, assignments, operand) of sudo's arguments (sudo(8))."""
     user, from_stdin, assignments, shell = "root", False, {}, False
     rest = list(argv)
     while rest and rest[0].startswith("-") and rest[0] != "-":
         option = rest.pop(0)
         if option == "--":
             break
-        if option in ("-u", "--user") and rest:
-            user = rest.pop(0)
-        elif option.startswith("--user="):
-            user = option.partition("=")[2]
-        elif option in _WITH_VALUE and rest:
-            rest.pop(0)
-        elif not option.startswith("--"):
-            from_stdin = from_stdin or "S" in option
-            shell = shell or "i" in option or "s" in option
-        elif option in ("--stdin",):
-            from_stdin = True
+        if option.startswith("--"):
+            name, given, value = option.partition("=")
+            if name in _LONG_WITH_VALUE and not given:
+                value = rest.pop(0) if rest else ""
+            user = value if name == "--user" else user
+            from_stdin = from_stdin or name == "--stdin"
+            shell = shell or name in ("--login", "--shell")
+            continue
+        for place, letter in enumerate(option[1:], 2):
+            if letter in _SHORT_WITH_VALUE:  # the rest of the cluster is its value, or the next word
+                value = option[place:] or (rest.pop(0) if rest else "")
+                user = value if letter == "u" else user
+                break
+            from_stdin = from_stdin or letter == "S"
+            shell = shell or letter in "is"
     while rest and "=" in rest[0] and not rest[0].startswith(("/", "=")):
         key, _, value = rest.pop(0).partition("=")
         assignments[key] = value

@@ -127,30 +127,37 @@ def change_lock(target: Target, kind: str, how: str) -> None:
 
 
 def add_lock(target: Target) -> None:
-    """Put a shared flock that nobody held on a regular file that a process of the desktop has open.
+    """Put a shared flock that nobody held on a regular file of the desktop that one of its processes has open.
 
     The lock is the open file description's, so that it stays when this process ends.
     """
     for pid in target.pids():
         for fd in sorted(int(x) for x in os.listdir(f"/proc/{pid}/fd")):
             with contextlib.suppress(FileNotFoundError):
-                if stat.S_ISREG(os.stat(f"/proc/{pid}/fd/{fd}").st_mode):
+                link = f"/proc/{pid}/fd/{fd}"
+                # While CRIU is at work its own files are open, too; they have no path inside.
+                inside = os.stat(f"/proc/{target.pid1}/root{os.readlink(link)}", follow_symlinks=False)
+                if stat.S_ISREG(inside.st_mode) and os.path.samestat(os.stat(link), inside):
                     fcntl.flock(_shared_description(pid, fd), fcntl.LOCK_SH | fcntl.LOCK_NB)
                     return
-    raise LookupError("no process of the desktop has a regular file open")
+    raise LookupError("no process of the desktop has a regular file of it open")
 
 
 def take_posix_lock(target: Target) -> None:
-    """Be the stranger who takes the byte range of the desktop's first POSIX lock that is not there any more.
+    """Be the stranger who locks each file in the home's folder `locks` whole that nobody has locked just now.
 
-    Reads which from the file's name: every regular file below the home's folder `locks` is locked whole, and kept so
-    for as long as the desktop lives.
+    The locks are kept for as long as the desktop lives.
     """
     folder = Path(target.root) / "home/user/locks"
 
     def prepare() -> Callable[[], object]:
+        taken = 0
         for path in sorted(folder.iterdir()):
-            fcntl.lockf(os.open(path, os.O_RDWR | os.O_NOFOLLOW), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(BlockingIOError):
+                fcntl.lockf(os.open(path, os.O_RDWR | os.O_NOFOLLOW), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                taken += 1
+        if not taken:
+            raise LookupError("every file is locked already")
         pidfd = os.pidfd_open(target.pid1)
         return lambda: _wait_for(pidfd, 60.0)
 
@@ -341,17 +348,12 @@ def share_namespaces(target: Target, kinds: Sequence[str], with_other: bool) -> 
 
     def prepare() -> Callable[[], object]:
         enter.setns(target.namespace("pid"), "pid")  # for children
-        ready_r, ready_w = os.pipe()
 
         def enter_all() -> None:
             for fd, kind in fds:
                 enter.setns(fd, kind)
-            os.write(ready_w, b"1")
 
         child = _sleeper(enter_all)
-        os.close(ready_w)
-        if os.read(ready_r, 1) != b"1":
-            raise OSError("the process could not enter the namespaces")
         _join(target, child)
         return lambda: _reap(child)
 
@@ -392,17 +394,30 @@ def fill_memory(target: Target) -> None:
 # --- processes that stay
 
 
-def _sleeper(before: Callable[[], None] | None = None) -> int:
-    """A child that does `before` and then nothing, until it is killed."""
+def _sleeper(before: Callable[[], None] = lambda: None) -> int:
+    """A child that has done `before` and does nothing until it is killed.
+
+    It holds no descriptor when this returns: in a frozen cgroup it could let go of none.
+    """
+    read_fd, write_fd = os.pipe()
     child = os.fork()
     if child:
+        os.close(write_fd)
+        with open(read_fd, encoding="utf-8") as f:
+            problem = f.read()
+        if problem:
+            raise OSError(problem)
         return child
     try:
-        if before is not None:
-            before()
+        before()
         _silence()
+        os.closerange(3, write_fd)
+        os.closerange(write_fd + 1, 1024)
+        os.close(write_fd)
         while True:
             time.sleep(3600)
+    except BaseException as e:  # noqa: BLE001 - told to the parent
+        os.write(write_fd, f"{type(e).__name__}: {e}".encode())
     finally:
         os._exit(1)
 
