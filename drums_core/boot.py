@@ -19,6 +19,7 @@ from drums_core.sys.userns import ID_MAP
 
 INIT_ARGV = ("/usr/bin/tini", "--", "/opt/drums/guest/init.sh", "1920x1080")
 HOSTNAME = "desktop"
+OPEN_FILES = (1024, 8192)  # soft and hard
 NAMESPACES = ["mnt", "uts", "ipc", "pid", "net", "time"]
 _TMPFS = (("dev/shm", "mode=1777,size=512m"), ("run", "mode=755,size=32m"), ("tmp", "mode=1777,size=1g"))
 _ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
@@ -29,6 +30,9 @@ def boot_plan(root: Path, dev: Path, cgroup: Cgroup, report_fd: int) -> Plan:
     top = str(root)
     plan: Plan = [
         ["setsid"],
+        # Fixed here, because a CRIU that runs with lower limits than these lowers them without a word.
+        ["rlimit", "NOFILE", *OPEN_FILES],
+        ["rlimit", "CORE", 0, 0],  # the host's core_pattern is the host's: no dump of a desktop goes there
         ["cgroups", [str(p) for p in cgroup.paths]],
         ["userns", ID_MAP, ID_MAP],
         ["ids", 0, 0, []],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import resource
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -28,6 +29,7 @@ from drums.errors import (
     TaskUnsupported,
 )
 from drums_core.abc import Catalogue, Checker
+from drums_core.boot import OPEN_FILES
 from drums_core.checkpoint import Checkpoint, CheckpointStore, HostFacts, Manifest
 from drums_core.config import HostConfig, load_config
 from drums_core.criu_provider import find_criu
@@ -389,6 +391,12 @@ async def open_host(
     config = config or load_config()
     if os.geteuid() != 0:
         raise PrerequisiteError(f"desktops need root on the host, this is uid {os.geteuid()}", hint="run it with sudo")
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < OPEN_FILES[1]:
+        raise PrerequisiteError(
+            f"the hard limit of open files is {hard}, at least {OPEN_FILES[1]} is needed: CRIU would lower the desktops'",
+            hint=f"ulimit -Hn {OPEN_FILES[1]}, or LimitNOFILE= in the service's unit",
+        )
     found = plugins or build_manager()
     for record in found.broken():
         _log.error("plugin not in use", plugin=record.name, distribution=record.distribution, error=record.error)

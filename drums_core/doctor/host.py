@@ -11,6 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from drums_core.boot import OPEN_FILES
 from drums_core.doctor.finding import Finding
 
 # Id-mapped layers below an overlay came with 5.19; what else the kernel must have, the live probes try.
@@ -21,7 +22,6 @@ _MODULES = ("blake3", "h11", "pluggy", "google.protobuf", "psutil", "pyroute2", 
 _PROGRAMS = {"ip": "iproute2", "mmdebstrap": "mmdebstrap", "perl": "perl-base", "tar": "tar"}
 _INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
 _INOTIFY_WANTED = 1024
-_OPEN_FILES_WANTED = 4096
 
 
 def kernel_release(state_dir: Path) -> Finding:
@@ -76,6 +76,6 @@ def inotify_instances(state_dir: Path) -> Finding:
 def open_files(state_dir: Path) -> Finding:
     """The hard limit of open files: a restore gives a desktop's processes no more than CRIU itself has."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    ok = hard == resource.RLIM_INFINITY or hard >= _OPEN_FILES_WANTED
-    remedy = "" if ok else f"ulimit -Hn {_OPEN_FILES_WANTED}"
-    return Finding("open_files", False, ok, f"hard limit {hard}", f">= {_OPEN_FILES_WANTED}", remedy)
+    ok = hard == resource.RLIM_INFINITY or hard >= OPEN_FILES[1]
+    remedy = "" if ok else f"ulimit -Hn {OPEN_FILES[1]}"
+    return Finding("open_files", True, ok, f"hard limit {hard}", f">= {OPEN_FILES[1]}", remedy)

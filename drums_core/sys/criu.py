@@ -122,7 +122,8 @@ async def _swrk(
 ) -> AsyncIterator[_Session]:
     """A swrk process, which is to reach `paths`; ended and reaped at the end of the block whatever happens."""
     # Killed, CRIU leaves mount points of its own in /tmp: in one of its own, they go with it.
-    uses_tmp = any(os.path.realpath(p).startswith("/tmp/") for p in (criu.path, *paths))
+    reached = (criu.path, *paths)
+    uses_tmp = any(os.path.realpath(p).startswith("/tmp/") for p in reached)  # noqa: ASYNC240 - a few readlinks
     own_tmp: Plan = (
         [] if uses_tmp else [["mount", "drums-tmp", "/tmp", "tmpfs", ["nosuid", "nodev"], "mode=1777,size=1m"]]
     )

@@ -8,7 +8,8 @@ not be there, and wrong for a set-up that its task rests on. The rule here:
   fails, `SetupFailed`. `sudo su` is none: it changes nothing, it only starts a shell as somebody else;
 - a desktop that cannot be asked is a `GuestError` in any case.
 
-`stdout` and `stderr` name files that a checker reads later (OSWorld's `cache_file`). With `until` the command is repeated until its result matches.
+`stdout` and `stderr` name files that a checker reads later (OSWorld's `cache_file`). With `until` the command is
+repeated until its result matches.
 """
 
 from __future__ import annotations
