@@ -1,3 +1,112 @@
-"""drums: Linux desktops for computer-use agents, with a validity verdict on every score."""
+"""drums: Linux desktops for computer-use agents, with a validity verdict on every score.
+
+    import drums
+
+    with drums.connect() as client, client.create(task="e0df059f", ttl=600) as env:
+        env.step("pyautogui.click(100, 100)")
+        reward = env.verify(strict=False)
+
+Names are imported when they are first used, so that `import drums` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from drums._async_client import AsyncClient, AsyncEnv, connect_async
+    from drums._client import Client, Env, connect
+    from drums._transport import DaemonUnreachable
+    from drums.errors import (
+        AuthError,
+        CapacityExhausted,
+        CheckerError,
+        CheckpointError,
+        ConfigError,
+        DesktopError,
+        DrumsError,
+        DumpError,
+        GuestError,
+        ImageBuildError,
+        ImageNotFound,
+        ImageUnsuitable,
+        InsecureTransport,
+        InvalidEpisode,
+        InvalidTransition,
+        PluginError,
+        PrerequisiteError,
+        RestoreError,
+        SetupFailed,
+        SlotBusy,
+        SlotNotFound,
+        SlotQuarantined,
+        TaskNotFound,
+        TaskUnsupported,
+        VerifierNotFound,
+    )
+    from drums.reward import Reward, Verdict
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AsyncClient",
+    "AsyncEnv",
+    "AuthError",
+    "CapacityExhausted",
+    "CheckerError",
+    "CheckpointError",
+    "Client",
+    "ConfigError",
+    "DaemonUnreachable",
+    "DesktopError",
+    "DrumsError",
+    "DumpError",
+    "Env",
+    "GuestError",
+    "ImageBuildError",
+    "ImageNotFound",
+    "ImageUnsuitable",
+    "InsecureTransport",
+    "InvalidEpisode",
+    "InvalidTransition",
+    "PluginError",
+    "PrerequisiteError",
+    "RestoreError",
+    "Reward",
+    "SetupFailed",
+    "SlotBusy",
+    "SlotNotFound",
+    "SlotQuarantined",
+    "TaskNotFound",
+    "TaskUnsupported",
+    "Verdict",
+    "VerifierNotFound",
+    "connect",
+    "connect_async",
+]
+
+_ELSEWHERE = {
+    "AsyncClient": "drums._async_client",
+    "AsyncEnv": "drums._async_client",
+    "Client": "drums._client",
+    "DaemonUnreachable": "drums._transport",
+    "Env": "drums._client",
+    "Reward": "drums.reward",
+    "Verdict": "drums.reward",
+    "connect": "drums._client",
+    "connect_async": "drums._async_client",
+}
+"""Where a public name is that is no error of `drums.errors`."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_ELSEWHERE.get(name, "drums.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

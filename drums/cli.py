@@ -68,9 +68,24 @@ def cli() -> None:
     """Linux desktops for computer-use agents, with a validity verdict on every score.
 
     \b
-    drums doctor          what this host can do, and what mends what it lacks
-    drums image build minimal
-    drums demo            the main job, end to end
+    On a worker host, as root:
+      drums doctor              what this host can do, and what mends what it lacks
+      drums image build minimal
+      drums demo                the main job, end to end
+      drums serve               the daemon
+
+    \b
+    Anywhere, with DRUMS_URL and DRUMS_TOKEN for a daemon on another machine:
+      drums tasks --domain os
+      slot=$(drums create e0df059f --ttl 600)
+      drums step "$slot" "pyautogui.click(960, 540)"
+      drums verify "$slot" --json
+      drums slots close "$slot"
+
+    \b
+    Completion of commands and options, for this shell (fish: ... fish_source drums | source):
+      eval "$(_DRUMS_COMPLETE=bash_source drums)"
+      eval "$(_DRUMS_COMPLETE=zsh_source drums)"
     """
 
 

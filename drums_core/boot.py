@@ -96,17 +96,22 @@ async def boot(root: Path, dev: Path, cgroup: Cgroup) -> tuple[trio.Process, int
         os.close(write_fd)
     assert helper.stderr is not None
     stream = trio.lowlevel.FdStream(read_fd)
-    async with stream, helper.stderr:
-        with trio.move_on_after(10.0):
-            text = await stream.receive_some(32)
-            # Both ends of the fork let go of standard error once init is about to be executed.
-            problem = b""
-            while part := await helper.stderr.receive_some(2000):
-                problem += part
-            if text and not problem:
-                return helper, int(text)
+    try:
+        async with stream, helper.stderr:
+            with trio.move_on_after(10.0):
+                text = await stream.receive_some(32)
+                # Both ends of the fork let go of standard error once init is about to be executed.
+                problem = b""
+                while part := await helper.stderr.receive_some(2000):
+                    problem += part
+                if text and not problem:
+                    return helper, int(text)
+                await helper.wait()
+                raise DesktopError(f"the desktop could not be started: {problem.decode(errors='replace').strip()}")
+            raise DesktopError("the desktop's init did not start within 10 s")
+    except BaseException:
+        # Init itself, if it was born, is in the desktop's cgroup, and ends with it.
+        helper.kill()
+        with trio.CancelScope(shield=True):
             await helper.wait()
-            raise DesktopError(f"the desktop could not be started: {problem.decode(errors='replace').strip()}")
-    helper.kill()
-    await helper.wait()
-    raise DesktopError("the desktop's init did not start within 10 s")
+        raise

@@ -115,6 +115,22 @@ def _plain(_: Any, __: Any, value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
+def _read_manifest(folder: Path) -> Manifest:
+    """The manifest in a checkpoint's folder.
+
+    Raises:
+        OSError: it cannot be read; FileNotFoundError when there is none.
+        ValueError: it is none.
+    """
+    document = json.loads((folder / MANIFEST).read_bytes())
+    if not isinstance(document, dict):
+        raise ValueError(f"the manifest in {str(folder)!r} is a {type(document).__name__}, expected an object")
+    try:
+        return _converter.structure(document, Manifest)
+    except cattrs.BaseValidationError as e:
+        raise ValueError(f"the manifest in {str(folder)!r}: {'; '.join(cattrs.transform_error(e))}") from e
+
+
 def _walk(top: Path) -> list[tuple[str, os.stat_result]]:
     """Every entry below a folder as (relative path, lstat), sorted; no link is followed."""
     found: list[tuple[str, os.stat_result]] = []
@@ -177,8 +193,12 @@ class CheckpointStore:
         identity = f"c-{uuid.uuid4().hex[:16]}"
         folder = self.path / identity
         folder.mkdir(mode=0o700)
-        # CRIU reads images through a descriptor as root of the desktop's user namespace, nobody on the host.
-        (folder / IMAGES).mkdir(mode=0o755)
+        try:
+            # CRIU reads images through a descriptor as root of the desktop's user namespace, nobody on the host.
+            (folder / IMAGES).mkdir(mode=0o755)
+        except OSError:
+            folder.rmdir()
+            raise
         return identity, folder
 
     def finish(self, folder: Path, **facts: Any) -> Checkpoint:
@@ -214,20 +234,40 @@ class CheckpointStore:
         """
         folder = self._find(name)
         try:
-            manifest = _converter.structure(json.loads((folder / MANIFEST).read_bytes()), Manifest)
+            manifest = _read_manifest(folder)
         except FileNotFoundError as e:
             raise CheckpointError(
                 f"checkpoint {name!r} is incomplete: it has no manifest",
                 hint="remove it and save again",
                 checkpoint=name,
             ) from e
-        except (ValueError, cattrs.BaseValidationError) as e:
+        except ValueError as e:
             raise CheckpointError(
                 f"checkpoint {name!r} is damaged: its manifest cannot be read", checkpoint=name
             ) from e
         self._check_host(name, manifest)
         self._check_files(name, folder, manifest)
+        for identity in manifest.layers:
+            if identity != manifest.id:
+                self._check_layer(name, identity)
         return Checkpoint(folder, manifest)
+
+    def _check_layer(self, name: str, identity: str) -> None:
+        """Verify a checkpoint that another one stands on."""
+        folder = self.path / identity
+        try:
+            below = _read_manifest(folder)
+        except (OSError, ValueError) as e:
+            raise CheckpointError(
+                f"checkpoint {name!r} is damaged: {identity!r}, on which it stands, is missing or cannot be read",
+                checkpoint=name,
+            ) from e
+        try:
+            self._check_files(identity, folder, below)
+        except CheckpointError as e:
+            raise CheckpointError(
+                f"checkpoint {name!r} stands on {identity!r}, which is damaged: {e.message}", checkpoint=name
+            ) from e
 
     def _find(self, name: str) -> Path:
         for folder in sorted(self.path.iterdir()) if self.path.is_dir() else []:
@@ -239,7 +279,8 @@ class CheckpointStore:
                 continue
             if isinstance(document, dict) and document.get("name") == name and document.get("kind") == "saved":
                 return folder
-        raise CheckpointError(f"no checkpoint {name!r}", hint="see `drums checkpoints`", checkpoint=name)
+        known = sorted(m.name for m in self.names() if m.kind == "saved")
+        raise CheckpointError(f"no checkpoint {name!r}", hint=f"saved are: {known}", checkpoint=name, known=known)
 
     def _check_host(self, name: str, manifest: Manifest) -> None:
         for what in ("kernel", "cpu_features", "criu", "layout"):
@@ -314,7 +355,7 @@ class CheckpointStore:
         found = []
         for folder in sorted(self.path.iterdir()) if self.path.is_dir() else []:
             try:
-                found.append(_converter.structure(json.loads((folder / MANIFEST).read_bytes()), Manifest))
-            except (OSError, ValueError, cattrs.BaseValidationError):
+                found.append(_read_manifest(folder))
+            except (OSError, ValueError):
                 continue
         return found

@@ -37,6 +37,10 @@ class HostConfig:
         osworld: an OSWorld checkout's folder (the one that holds `evaluation_examples`), or None.
         extra_required_gates: gates that must pass besides those of the specification.
         checker_timeout_s: seconds that a checker may take.
+        listen: where the daemon listens: `HOST:PORT` with an address of the loopback, or `unix:/path`.
+        allow_remote: whether `listen` may be an address that other machines reach. The token then travels in the clear:
+            put TLS in front of it.
+        max_connections: how many clients may be connected to the daemon at once.
     """
 
     state_dir: Path = DEFAULT_STATE_DIR
@@ -52,6 +56,9 @@ class HostConfig:
     osworld: Path | None = None
     extra_required_gates: tuple[str, ...] = ()
     checker_timeout_s: float = 300.0
+    listen: str = "127.0.0.1:7070"
+    allow_remote: bool = False
+    max_connections: int = attrs.field(default=256, validator=attrs.validators.ge(1))
 
 
 def _fault(error: BaseException, kind: type | None) -> str:
@@ -59,7 +66,7 @@ def _fault(error: BaseException, kind: type | None) -> str:
     return str(error) if type(error) is ValueError else format_exception(error, kind)
 
 
-_SCALARS = {"state_dir", "image", "max_slots", "osworld", "default_ttl_s"}
+_SCALARS = {"state_dir", "image", "max_slots", "osworld", "default_ttl_s", "listen"}
 
 
 def load_config(path: Path | None = None, *, environ: Mapping[str, str] | None = None, **overrides: Any) -> HostConfig:

@@ -346,7 +346,10 @@ class Desktop:
                 f"desktop {self.slot!r} has processes that do not descend from its init and would be lost: {outsiders}",
                 interrupted=False,
             )
-        identity, folder = store.begin()
+        try:
+            identity, folder = store.begin()
+        except OSError as e:
+            raise DumpError(f"dump of desktop {self.slot!r} failed: {e}", interrupted=False) from e
         try:
 
             async def while_frozen() -> None:
@@ -372,11 +375,11 @@ class Desktop:
             layers = [identity, *(self.checkpoint.manifest.layers if self.checkpoint else ())]
             fields = {"base": identity, "init_argv": INIT_ARGV, "layers": tuple(layers), **facts}
             return await trio.to_thread.run_sync(lambda: store.finish(folder, **fields))
-        except OSError as e:
-            await in_thread(remove_tree, folder)
-            raise DumpError(f"dump of desktop {self.slot!r} failed: {e}", interrupted=bool(self.damaged)) from e
-        except BaseException:
-            await in_thread(remove_tree, folder)
+        except BaseException as e:
+            with trio.CancelScope(shield=True):  # from the dump's own deadline
+                await in_thread(remove_tree, folder)
+            if isinstance(e, OSError):
+                raise DumpError(f"dump of desktop {self.slot!r} failed: {e}", interrupted=bool(self.damaged)) from e
             raise
 
     def _outsiders(self) -> list[str]:

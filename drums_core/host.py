@@ -7,8 +7,8 @@ import os
 import re
 import resource
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,9 @@ from drums_core.evidence.processes import is_running, read_processes
 from drums_core.gating import GateSet
 from drums_core.golden import ensure_golden
 from drums_core.image.store import Image, ImageStore
+from drums_core.journal import ALIVE, Journal, JournalError, open_journal
 from drums_core.leftovers import clear_checkpoints, clear_slots, clear_worker_cgroups
-from drums_core.model import DesktopEvent, Json, PluginId, Reward, Task, Validity
+from drums_core.model import DesktopEvent, Json, PluginId, Quarantined, Reward, Task, Validity
 from drums_core.plugins import Plugins, build_manager
 from drums_core.services import Interposer, Services
 from drums_core.setup import parse_steps
@@ -68,6 +69,7 @@ class Host:
     nursery: trio.Nursery
     checkers: Mapping[str, tuple[Checker, PluginId]]
     catalogues: Sequence[Catalogue]
+    journal: Journal
     _bus: EventBus
     slots: dict[str, Slot] = attrs.field(factory=dict)
     _image_locks: dict[str, int] = attrs.field(factory=dict)
@@ -83,6 +85,13 @@ class Host:
     def tasks(self) -> list[Task]:
         """All tasks of all catalogues."""
         return [task for catalogue in self.catalogues for task in catalogue.tasks()]
+
+    def broken_tasks(self) -> dict[str, str]:
+        """Task files that cannot be served, with the reason; complete once `tasks` was called."""
+        found: dict[str, str] = {}
+        for catalogue in self.catalogues:
+            found |= {str(path): reason for path, reason in getattr(catalogue, "broken", {}).items()}
+        return found
 
     def task(self, prefix: str) -> Task:
         """The task with this id or unique prefix.
@@ -114,6 +123,7 @@ class Host:
         image: str | None = None,
         checkpoint: str | None = None,
         ttl_s: float | None = UNSET,
+        on_slot: Callable[[Slot], None] | None = None,
     ) -> Slot:
         """A new desktop, judged, with its task set up.
 
@@ -122,6 +132,7 @@ class Host:
             image: the image to start from; the host's default otherwise.
             checkpoint: a saved checkpoint to start from; without `task` its task and set-up state come along.
             ttl_s: seconds that it lives; None is for ever, where the host allows it.
+            on_slot: told of the slot as soon as there is one, before its desktop; its events can be followed.
 
         Raises:
             TaskNotFound, TaskUnsupported, VerifierNotFound, ConfigError, ImageNotFound, CheckpointError: refused,
@@ -135,7 +146,7 @@ class Host:
             raise ConfigError(
                 "image and checkpoint exclude each other: a checkpoint has its image", path="$.checkpoint"
             )
-        ttl = self._lease(ttl_s)
+        ttl = self.lease(ttl_s)
         resolved = self.task(task) if isinstance(task, str) else task
         if resolved is not None:
             self._check_task(resolved)
@@ -146,6 +157,8 @@ class Host:
         if resolved is None and checkpoint is not None:
             resolved = base.task()
         (slot,) = self.reserve(1, base=base, task=resolved, setup_at_reset=own_setup, ttl_s=ttl)
+        if on_slot is not None:
+            on_slot(slot)
         try:
             await slot.start(base, "create", setup=own_setup)
         except BaseException:
@@ -154,7 +167,12 @@ class Host:
             raise
         return slot
 
-    def _lease(self, ttl_s: float | None) -> float | None:
+    def lease(self, ttl_s: float | None) -> float | None:
+        """How long a desktop lives that is asked to live so long.
+
+        Raises:
+            ConfigError: this host does not allow it.
+        """
         if ttl_s is UNSET:
             return self.config.default_ttl_s
         if ttl_s is None:
@@ -291,8 +309,8 @@ class Host:
 
     # --- episodes and events
 
-    def new_episode(self, slot: Slot, origin: str) -> Episode:
-        """Begin an episode."""
+    def new_episode(self, slot: Slot, origin: str, checkpoint: Checkpoint) -> Episode:
+        """Begin an episode, from this checkpoint."""
         episode = Episode(
             slot=slot.id,
             origin=origin,
@@ -300,11 +318,25 @@ class Host:
             on_change=self._on_verdict,
             task=slot.task.id if slot.task else None,
         )
+        manifest = checkpoint.manifest
+        self.journal.episode_started(
+            episode,
+            task_sha256=slot.task.sha256 if slot.task else None,
+            image=(manifest.image, manifest.image_digest),
+            base=checkpoint.id,
+        )
         self.publish("episode_started", slot.id, {"origin": origin}, episode.id)
         self._observe("drums_episode_started", slot=slot.id, episode=episode.id, origin=origin)
         return episode
 
+    def end_episode(self, episode: Episode) -> None:
+        """End an episode; twice is once."""
+        if not episode.closed:
+            episode.closed = True
+            self.journal.episode_ended(episode)
+
     def _on_verdict(self, episode: Episode, validity: Validity) -> None:
+        self.journal.judged(episode, validity)
         data = {"verdict": validity.verdict.value, "bad_gates": list(validity.bad_gates)}
         self.publish("verdict", episode.slot, {**data, "reasons": list(validity.invalid_reasons)}, episode.id)
         self._observe("drums_episode_judged", slot=episode.slot, episode=episode.id, validity=validity)
@@ -329,8 +361,11 @@ class Host:
     def on_desktop_event(self, slot: str, event: DesktopEvent) -> None:
         """An event of one desktop: from the watcher, or a quarantine."""
         self.publish("desktop_event", slot, {"event": type(event).__name__, **attrs.asdict(event)})
-        if slot in self.slots:
-            self.slots[slot].on_event(event)
+        if slot not in self.slots:
+            return
+        if isinstance(event, Quarantined):
+            self.journal.quarantined(self.slots[slot].episode, event.reason, event.by_user)
+        self.slots[slot].on_event(event)
 
     # --- rewards
 
@@ -407,10 +442,13 @@ async def open_host(
         images = ImageStore(config.state_dir / "images")
         checkers = {name: (factory(config), owner) for name, (factory, owner) in found.registry.checkers.items()}
         catalogues = [factory(config) for factory, _ in found.registry.catalogues.values()]
+        journal = await trio.to_thread.run_sync(open_journal, config.state_dir, services.instance)
+        stack.callback(journal.close)
         problem: BaseException | None = None
         async with trio.open_nursery() as nursery:
-            host = Host(services, found, images, nursery, checkers, catalogues, EventBus(), slots)
+            host = Host(services, found, images, nursery, checkers, catalogues, journal, EventBus(), slots)
             nursery.start_soon(services.watcher.run)
+            nursery.start_soon(journal.run)
             try:
                 yield host
             except BaseException as e:  # noqa: BLE001 - raised again below
@@ -419,6 +457,8 @@ async def open_host(
             finally:
                 with trio.CancelScope(shield=True):
                     await _close_slots(host)
+                    with suppress(JournalError):  # logged; what is left is tried again as it closes
+                        await journal.flush()
                 host.unlock_images()
                 nursery.cancel_scope.cancel()
         if problem is not None:
@@ -459,6 +499,7 @@ async def _open_services(
     stack.callback(_remove_runtime, runtime)
     me = read_processes([os.getpid()])[0]
     (runtime / "owner").write_text(f"{me.host_pid} {me.start_ticks}")
+    stack.callback(os.close, take_lock(runtime / ALIVE))
     criu = await trio.to_thread.run_sync(find_criu, state)
     store = CheckpointStore(state / "checkpoints", HostFacts.of_this_host(criu))
     stack.callback(os.close, await trio.to_thread.run_sync(_enter_state, state, store))

@@ -11,6 +11,9 @@ from typing import Any
 
 import attrs
 
+from drums.reward import Reward as Reward
+from drums.reward import Verdict as Verdict
+
 Json = Any  # what json.dumps takes: dict, list, str, int, float, bool, None
 
 
@@ -215,14 +218,6 @@ class Task:
     source: str = ""
 
 
-class Verdict(enum.StrEnum):
-    """An episode's verdict."""
-
-    PENDING = "pending"
-    VALID = "valid"
-    INVALID = "invalid"
-
-
 @attrs.frozen
 class Validity:
     """A verdict with what made it. `invalid_reasons` are sentences; `bad_gates` the gates that failed."""
@@ -236,28 +231,3 @@ class Validity:
     def valid(self) -> bool:
         """Whether the verdict is `valid`."""
         return self.verdict is Verdict.VALID
-
-
-@attrs.frozen
-class Reward:
-    """What `verify` answers: the fields of the specification's page, and provenance.
-
-    Args:
-        score: the checker's result, usually 0.0 or 1.0; None when the checker did not give one.
-        valid: whether every gate of the episode passed and the desktop was never quarantined.
-        invalid_reasons: why it is not valid, in words; empty when valid.
-        verdict: `pending`, `valid` or `invalid`.
-        bad_gates: the gates that failed.
-        checker_error: set when the checker failed; there is no score.
-        checker_skipped: why the checker did not run.
-        provenance: task hash, checker and its version, image digest, checkpoint, drums version, plugins.
-    """
-
-    score: float | None
-    valid: bool
-    invalid_reasons: tuple[str, ...]
-    verdict: Verdict
-    bad_gates: tuple[str, ...]
-    checker_error: str | None = None
-    checker_skipped: str | None = None
-    provenance: Mapping[str, Json] = attrs.field(factory=dict)

@@ -87,7 +87,13 @@ def parse_steps(registry: Registry, steps: Sequence[SetupStep], where: str) -> N
                 path=f"$.{where}[{index}].type",
                 hint=f"installed: {', '.join(sorted(registry.steps))}",
             )
-        registry.steps[step.type][0]().parse(step.parameters)
+        try:
+            registry.steps[step.type][0]().parse(step.parameters)
+        except ConfigError as e:
+            place = f"$.{where}[{index}]"
+            facts = {k: v for k, v in e.facts.items() if k != "path"}
+            path = str(e.facts.get("path", "$.parameters")).replace("$", place, 1)
+            raise ConfigError(f"{place}: {e.message}", hint=e.hint, path=path, **facts) from e
 
 
 async def run_steps(slot: Slot, steps: Sequence[SetupStep], *, cache: Path | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import os
 import time
+import urllib.parse
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from drums.errors import (
     GuestError,
     InvalidEpisode,
     InvalidTransition,
+    SetupFailed,
     SlotBusy,
     SlotNotFound,
     SlotQuarantined,
@@ -34,8 +36,10 @@ from drums_core.model import (
     DesktopEvent,
     Json,
     OutOfMemory,
+    Phase,
     Quarantined,
     Reward,
+    Status,
     Task,
 )
 from drums_core.setup import run_steps
@@ -80,6 +84,7 @@ class Slot:
     _deadline: float = float("inf")
     _watch: trio.CancelScope | None = None
     _oom_kills: int = 0
+    _acted_before: bool = False
 
     async def __aenter__(self) -> Slot:
         return self
@@ -107,8 +112,11 @@ class Slot:
 
     @property
     def has_acted(self) -> bool:
-        """Whether the agent has acted in the current episode."""
-        return self._episode is not None and self._episode.actions > 0
+        """Whether the agent has acted in the current episode, or in the one that its checkpoint was taken in.
+
+        What it left running there runs on here.
+        """
+        return self._episode is not None and (self._episode.actions > 0 or self._acted_before)
 
     def describe(self) -> dict[str, Json]:
         """The slot as JSON."""
@@ -172,25 +180,34 @@ class Slot:
 
     # --- life
 
-    async def start(self, checkpoint: Checkpoint, origin: str, *, setup: bool) -> None:
+    async def start(self, checkpoint: Checkpoint, origin: str, *, setup: bool, acted: bool = False) -> None:
         """Restore a checkpoint as a new episode and, if asked, run the task's set-up. Leaves nothing when it fails."""
         services = self.host.services
         self._enter(SlotState.STARTING)
         image = await trio.to_thread.run_sync(self.host.image_of, checkpoint)
         desktop = Desktop(services, self.id, services.config.limits)
-        self._episode = self.host.new_episode(self, origin)
+        self._episode = self.host.new_episode(self, origin, checkpoint)
         self.desktop, self._oom_kills = desktop, 0
+        self._acted_before = acted or checkpoint.manifest.kind == "saved"
         try:
             await desktop.start_from(checkpoint, image.layer, self._episode)
             # The 5 s of `alive_after_resume` begin at ready, whatever the set-up does meanwhile.
             self.host.nursery.start_soon(self._watch_desktop, desktop, self._episode, checkpoint)
-            if setup and self.task is not None:
+            if setup and self.task is not None and self.task.config:
+                self._require_ready(self.task.config[0].type)
                 await run_steps(self, self.task.config)
+            await self.host.journal.flush()  # an episode that is answered is on disk
         except BaseException as e:
             await self._end_desktop()
             self._enter(SlotState.FAILED, f"{type(e).__name__}: {e}")
             raise
         self._enter(SlotState.UP)
+
+    def _require_ready(self, first_step: str) -> None:
+        """A set-up cannot run in a desktop that does not answer; without one the episode is just invalid."""
+        for result in self.episode.results:
+            if result.phase is Phase.READY and result.status is Status.FAIL:
+                raise SetupFailed(f"the set-up cannot run: {result.reason}", index=0, step_type=first_step, output="")
 
     async def _watch_desktop(self, desktop: Desktop, episode: Episode, checkpoint: Checkpoint) -> None:
         """Judge the settled phase, and notice the end of init, until the desktop is stopped."""
@@ -220,7 +237,7 @@ class Slot:
             self._watch.cancel()
             self._watch = None
         if self._episode is not None:
-            self._episode.closed = True
+            self.host.end_episode(self._episode)
         if self.desktop is not None:
             desktop, self.desktop = self.desktop, None
             await desktop.stop()
@@ -229,6 +246,15 @@ class Slot:
         """Let the lease end `ttl_s` seconds from now; None is never."""
         self.ttl_s = ttl_s
         self._deadline = float("inf") if ttl_s is None else trio.current_time() + ttl_s
+
+    def extend(self, ttl_s: float | None) -> None:
+        """Let the slot live `ttl_s` seconds from now on; None is for ever, where the host allows it.
+
+        Raises:
+            ConfigError: this host does not allow it.
+        """
+        self._require("extend", [state for state in SlotState if state is not SlotState.CLOSED])
+        self.set_lease(self.host.lease(ttl_s))
 
     async def keep_lease(self) -> None:
         """Close the slot when its lease ends; runs in the host's nursery for the slot's life."""
@@ -285,7 +311,7 @@ class Slot:
                 try:
                     async with trio.open_nursery() as nursery:
                         for child in children:
-                            nursery.start_soon(child._start_as_child, checkpoint, self.episode)
+                            nursery.start_soon(child._start_as_child, checkpoint, self.episode, self.has_acted)
                 finally:
                     with trio.CancelScope(shield=True):
                         await trio.to_thread.run_sync(self.host.services.store.release, checkpoint)
@@ -298,8 +324,8 @@ class Slot:
                 raise
             return children
 
-    async def _start_as_child(self, checkpoint: Checkpoint, parent: Episode) -> None:
-        await self.start(checkpoint, "fork", setup=False)
+    async def _start_as_child(self, checkpoint: Checkpoint, parent: Episode, acted: bool) -> None:
+        await self.start(checkpoint, "fork", setup=False, acted=acted)
         self.episode.last_action = parent.last_action
 
     async def save(self, name: str) -> Checkpoint:
@@ -347,6 +373,9 @@ class Slot:
         if self.state in (SlotState.UP, SlotState.STARTING):
             self._enter(SlotState.QUARANTINED, reason)
 
+    def _quarantined(self) -> bool:
+        return self.state is SlotState.QUARANTINED
+
     async def release(self) -> None:
         """End a quarantined desktop; the slot is down and can be reset."""
         async with self._operating("release", SlotState.QUARANTINED):
@@ -371,13 +400,16 @@ class Slot:
             return  # it is being torn down
         if kills > self._oom_kills:
             self._oom_kills = kills
-            self.host.on_desktop_event(self.id, OutOfMemory(kills, self._episode.actions > 0))
+            self.host.on_desktop_event(self.id, OutOfMemory(kills, self.has_acted))
 
     # --- using it
 
     async def wait_valid(self, timeout_s: float | None = None) -> None:
         """Return at `valid`; raises InvalidEpisode otherwise, TimeoutError after `timeout_s`."""
-        await self.episode.wait_valid(timeout_s)
+        try:
+            await self.episode.wait_valid(timeout_s)
+        finally:
+            await self.host.journal.flush()
 
     def gates(self) -> dict[str, Json]:
         """The gate report of the current episode."""
@@ -388,6 +420,46 @@ class Slot:
         """The screen as PNG."""
         self._require("screenshot", (SlotState.UP, SlotState.QUARANTINED))
         return (await self.guest.call("GET", "/screenshot")).body
+
+    async def accessibility(self) -> Json:
+        """The accessibility tree, as the guest server gives it: `{"AT": xml}`."""
+        self._require("accessibility", (SlotState.UP, SlotState.QUARANTINED))
+        return (await self.guest.call("GET", "/accessibility")).json()
+
+    async def read_file(self, path: str) -> bytes:
+        """A regular file of the desktop, read as the agent's user; relative paths begin at its home.
+
+        Raises:
+            GuestError: it cannot be read; `.guest_status` is 404 when it is not there.
+        """
+        self._require("read_file", (SlotState.UP, SlotState.QUARANTINED))
+        form = urllib.parse.urlencode({"file_path": path}, errors="surrogateescape").encode()
+        return await self._form("/file", form, "application/x-www-form-urlencoded")
+
+    async def write_file(self, path: str, content: bytes) -> None:
+        """Write a regular file of the desktop as the agent's user; its folders are made, an old file is overwritten.
+
+        Raises:
+            GuestError: it cannot be written.
+        """
+        async with self._operating("write_file", SlotState.UP):
+            self.episode.actions += 1
+            boundary = f"drums-{uuid.uuid4().hex}"
+            begin = f'--{boundary}\r\nContent-Disposition: form-data; name="'
+            form = f'{begin}file_path"\r\n\r\n{path}\r\n{begin}file_data"; filename="file"\r\n\r\n'.encode(
+                errors="surrogateescape"
+            )
+            form += content + f"\r\n--{boundary}--\r\n".encode()
+            await self._form("/setup/upload", form, f"multipart/form-data; boundary={boundary}")
+
+    async def _form(self, route: str, form: bytes, content_type: str) -> bytes:
+        reply = await self.guest.request("POST", route, form, [("Content-Type", content_type)])
+        if reply.status != 200:
+            raise GuestError(
+                f"the guest server answered POST {route} with {reply.status}: {reply.body[:300]!r}",
+                guest_status=reply.status,
+            )
+        return reply.body
 
     async def step(self, action: str) -> Mapping[str, Json]:
         """One action of the agent: pyautogui code, or WAIT, DONE or FAIL.
@@ -426,19 +498,25 @@ class Slot:
         Raises:
             InvalidEpisode: `.reward` rides along.
             CheckerError: the checker failed in a valid episode; `.reward` rides along.
+            JournalError: the reward could not be put on disk, so there is none.
             ValueError: the slot has no task.
         """
         if self.task is None:
             raise InvalidTransition(f"slot {self.id} has no task, so there is nothing to verify", operation="verify")
-        if self.state is SlotState.QUARANTINED:
-            reward = self.host.make_reward(self, score=None, checker_skipped=f"quarantined: {self.reason}")
-        else:
+        episode = self.episode
+        reward: Reward | None = None
+        if not self._quarantined():
             async with self._operating("verify", SlotState.UP):
-                reward = await grade(self)
-        self.host.publish("reward", self.id, attrs.asdict(reward), self.episode.id)
+                await self.episode.wait_judged()
+                if not self._quarantined():
+                    reward = await grade(self)
+        if reward is None or self._quarantined():  # before, or meanwhile
+            reward = self.host.make_reward(self, score=None, checker_skipped=f"quarantined: {self.reason}")
+        await self.host.journal.record_reward(episode, reward)
+        self.host.publish("reward", self.id, attrs.asdict(reward), episode.id)
         if strict and not reward.valid:
             raise InvalidEpisode(
-                f"episode {self.episode.id} is invalid: {'; '.join(reward.invalid_reasons)}",
+                f"episode {episode.id} is invalid: {'; '.join(reward.invalid_reasons)}",
                 bad_gates=list(reward.bad_gates),
                 reward=reward,
             )

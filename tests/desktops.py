@@ -38,6 +38,7 @@ GATES = (
 )
 EVENT_GATES = ("no_oom_kill", "no_app_crash", "not_quarantined")
 _JUDGED_WITHIN_S = 20.0
+_OWN_NAMESPACES = ("pid", "mnt", "net", "user")
 
 
 def make_task(*config: SetupStep, command: str = "test -d ~/done && echo yes || echo no") -> Task:
@@ -230,7 +231,7 @@ class _Witness:
 
     async def __call__(self, at: Any) -> None:
         self.names.add(at.slot)
-        for kind in ("pid", "mnt", "net", "user"):
+        for kind in _OWN_NAMESPACES:
             self.namespaces.add(os.readlink(f"/proc/{at.pid1}/ns/{kind}"))
         if self.inner is not None:
             await self.inner(at)
@@ -253,13 +254,19 @@ class _Witness:
         return found + processes
 
     def _processes(self) -> list[str]:
-        found = []
+        found: list[tuple[str, set[str]]] = []
+        foreign: set[str] = set()  # the number of a namespace that ended is soon another's
         for pid in [int(x) for x in os.listdir("/proc") if x.isdigit()]:
             try:
                 line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-                inside = {os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("pid", "mnt", "net", "user")}
+                groups = Path(f"/proc/{pid}/cgroup").read_text()
+                inside = {os.readlink(f"/proc/{pid}/ns/{kind}") for kind in _OWN_NAMESPACES}
             except OSError:  # it is gone, or (pid 1 of some machines) not ours to look at
                 continue
-            if inside & self.namespaces or any(name in line for name in self.names):
-                found.append(f"process {pid} {line!r}")
-        return found
+            if any(name in line or name in groups for name in self.names):
+                found.append((f"process {pid} {line!r}", set()))
+            elif "/drums/" in groups:
+                foreign |= inside
+            elif inside & self.namespaces:
+                found.append((f"process {pid} {line!r}", inside & self.namespaces))
+        return [text for text, namespaces in found if not namespaces or namespaces - foreign]

@@ -246,7 +246,8 @@ def changes(before: Snapshot, state_dir: Path, *, descriptors: bool = True, proc
             line
             for line in difference(before, take(state_dir, descriptors=descriptors, processes=processes))
             if not (line.split()[1] == "mount" and _is_of_another_state(line.split()[2], state_dir))
-            and not (line.startswith("- file ") and str(state_dir) not in line)
+            # What went and was not of the hosts under test is no leftover, and another program's affair.
+            and not (line.startswith("- ") and str(state_dir) not in line and " descriptor " not in line)
         ]
         patience = OTHERS_PATIENCE_S if all(_may_be_others(line, state_dir) for line in found) else OWN_PATIENCE_S
         if not found or time.monotonic() - began > patience:

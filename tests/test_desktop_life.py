@@ -169,6 +169,23 @@ async def quarantined_while_busy(host: Host) -> dict[str, Any]:
         return {"state": slot.state, "outcome": outcome(slot)}
 
 
+async def quarantined_while_verified(host: Host) -> Any:
+    """The verdict is still pending, so verify waits; then the harness gives the episode up."""
+    async with await host.create(make_task()) as slot, trio.open_nursery() as nursery:
+        rewards = []
+
+        async def verify() -> None:
+            rewards.append(await slot.verify(strict=False))
+
+        nursery.start_soon(verify)
+        await trio.sleep(1)
+        slot.quarantine("the page broke")
+        with trio.fail_after(30):
+            while not rewards:  # noqa: ASYNC110 - as a client polls
+                await trio.sleep(0.05)
+        return rewards[0]
+
+
 async def families(host: Host) -> dict[str, Any]:
     async with await host.create(make_task()) as parent:
         await run(parent, "echo parent > ~/file; mkdir ~/shared; echo deep > ~/shared/file; rm ~/.profile")
@@ -198,6 +215,18 @@ async def families(host: Host) -> dict[str, Any]:
 
 def _is_ours(manifest: Any, family: list[Slot]) -> bool:
     return any(x.desktop and x.desktop.checkpoint and x.desktop.checkpoint.id == manifest.id for x in family)
+
+
+async def inherited_crash(host: Host) -> dict[str, Outcome]:
+    """The agent leaves a process behind that crashes later; in the copies, nobody has acted yet."""
+    async with await host.create() as slot:
+        await start_daemon(slot, "bomb", BOMB)
+        (child,) = await slot.fork(1)
+        async with saved(slot) as name, await host.create(checkpoint=name) as heir:
+            waiting = {"fork": child, "saved": heir}
+            found = {what: await judged(x, until=["no_app_crash"]) for what, x in waiting.items()}
+            await child.close()
+            return found
 
 
 async def kept(host: Host) -> dict[str, Any]:
@@ -378,6 +407,16 @@ while True:
     open("/tmp/counter.ready", "w").close()
     time.sleep(0.05)
 """
+BOMB = """
+import os, time
+since = time.monotonic()
+open("/tmp/bomb.ready", "w").close()
+while time.monotonic() - since < 8:
+    time.sleep(0.05)
+if os.fork() == 0:
+    os.abort()
+time.sleep(3600)
+"""
 AGENT = r"""
 import ctypes, json, os, signal, socket, struct, urllib.error, urllib.request
 libc = ctypes.CDLL(None, use_errno=True)
@@ -461,6 +500,8 @@ def played() -> Iterator[Played]:
         "kept": kept,
         "busy": busy,
         "quarantined while busy": quarantined_while_busy,
+        "quarantined while verified": quarantined_while_verified,
+        "inherited crash": inherited_crash,
         "refused": refused_creates,
         "no task": no_task,
         "leased": leased,
@@ -519,6 +560,17 @@ def test_a_quarantine_waits_for_nothing(played: Played) -> None:
     found = played["quarantined while busy"]
     assert found["state"] is SlotState.QUARANTINED
     assert found["outcome"].bad_gates == {"not_quarantined"}
+
+
+def test_a_quarantine_stops_a_verify_that_waits(played: Played) -> None:
+    reward = played["quarantined while verified"]
+    assert (reward.score, reward.checker_skipped) == (None, "quarantined: the page broke"), reward
+
+
+@pytest.mark.parametrize("what", ["fork", "saved"])
+def test_a_crash_that_an_agent_prepared_before_the_copy_is_still_the_agents(played: Played, what: str) -> None:
+    found = played["inherited crash"][what]
+    assert found.bad_gates == {"no_app_crash"} and found.causes == ["agent"], found.lines["no_app_crash"]
 
 
 def test_forks_are_independent(played: Played) -> None:

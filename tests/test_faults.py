@@ -294,7 +294,9 @@ def test_a_crash_of_the_agents_is_added(played: Played, name: str) -> None:
     line = after.lines["no_app_crash"]
     assert line["cause"] == "agent" and set(after.causes) == {"agent"}
     assert f"died of {name if name.startswith('SIG') else 'SIGABRT'}" in line["reason"]
-    assert line["observed"]["command"] == "python3" and line["observed"]["pid"] > 1
+    # On a busy host a process may be gone before its pid inside and its name could be read; its name is then the old one.
+    assert line["observed"]["command"] in ("python3", "sh"), line
+    assert line["observed"]["pid"] > 1 or "pid inside unknown" in line["reason"]
 
 
 @pytest.mark.parametrize("name", HARMLESS)

@@ -258,7 +258,10 @@ class HeldRestore:
         Raises:
             RestoreError: CRIU failed at the last step.
         """
-        await self._session.answer()
+        try:
+            await self._session.answer()
+        except OSError as e:
+            raise RestoreError(f"restore broke off: {e}", log_excerpt=log_excerpt(self._log)) from e
         message = await _next(self._session, self._log, {"post-resume": None})
         if not message.success:
             raise RestoreError(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -73,6 +74,7 @@ class Fault:
             "root": str(at.root),
             "cgroups": [str(x) for x in at.cgroup_paths],
             "other_pid1": other_pid1,
+            "asked_at": time.monotonic(),
             "action": self.action,
             "arguments": dict(self.arguments),
         }

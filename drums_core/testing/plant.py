@@ -51,11 +51,12 @@ enter = _load("enter")
 class Target:
     """The desktop as its `Interposition` names it."""
 
-    def __init__(self, pid1: int, root: str, cgroups: Sequence[str], other_pid1: int) -> None:
+    def __init__(self, pid1: int, root: str, cgroups: Sequence[str], other_pid1: int, asked_at: float) -> None:
         self.pid1 = pid1
         self.root = root
         self.cgroups = [Path(x) for x in cgroups]
         self.other_pid1 = other_pid1
+        self.asked_at = asked_at  # by the monotonic clock, which is the machine's
 
     def pids(self) -> list[int]:
         """Its processes: those of its cgroup in its pid namespace (CRIU may still be in the former)."""
@@ -364,13 +365,13 @@ def share_namespaces(target: Target, kinds: Sequence[str], with_other: bool) -> 
 
 
 def kill_later(target: Target, command: str, sig: str, delay_s: float) -> None:
-    """Send a signal to one of the desktop's processes after a while; this returns at once."""
+    """Send a signal to one of the desktop's processes `delay_s` after the request was made; this returns at once."""
 
     def prepare() -> Callable[[], object]:
         pidfd = os.pidfd_open(target.named(command))
 
         def work() -> None:
-            if not _wait_for(pidfd, delay_s):
+            if not _wait_for(pidfd, max(0.0, target.asked_at + delay_s - time.monotonic())):
                 signal.pidfd_send_signal(pidfd, signal.Signals[sig])
 
         return work
@@ -491,7 +492,7 @@ ACTIONS: dict[str, Callable[..., None]] = {
 def main() -> None:
     """Carry out the request of the first argument."""
     request = json.loads(sys.argv[1])
-    target = Target(request["pid1"], request["root"], request["cgroups"], request["other_pid1"])
+    target = Target(request["pid1"], request["root"], request["cgroups"], request["other_pid1"], request["asked_at"])
     try:
         ACTIONS[request["action"]](target, **request["arguments"])
     except (OSError, LookupError, ValueError, ctypes.ArgumentError) as e:

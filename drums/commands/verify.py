@@ -1,0 +1,41 @@
+"""`drums verify`: the reward."""
+
+from __future__ import annotations
+
+import click
+
+from drums.commands.output import json_option, one_line, print_json
+
+
+@click.command()
+@click.argument("slot")
+@click.option("--strict/--no-strict", default=True, help="Exit code 1 unless the reward is valid and has a score.")
+@json_option("the reward")
+def verify(slot: str, strict: bool, as_json: bool) -> None:
+    """Score a desktop as it is.
+
+    Waits for the verdict on the episode, runs the task's checker, and prints the reward in any case.
+
+    \b
+    drums verify d-0123456789ab
+    drums verify d-0123456789ab --json | jq .score
+    """
+    from drums._calls import require_score
+    from drums.commands.session import running_daemon
+
+    with running_daemon() as client:
+        reward = client.slot(slot).verify(strict=False)
+    if as_json:
+        import attrs
+
+        print_json(attrs.asdict(reward))
+    else:
+        click.echo(f"score    {'-' if reward.score is None else reward.score}")
+        click.echo(f"verdict  {reward.verdict}")
+        for reason in reward.invalid_reasons:
+            click.echo(f"         {one_line(reason)}")
+        for name, value in (("error", reward.checker_error), ("skipped", reward.checker_skipped)):
+            if value is not None:
+                click.echo(f"{name:8} {one_line(value)}")
+    if strict:
+        require_score(slot, reward)

@@ -1,0 +1,442 @@
+"""What travels: a class per request and answer. The routes check bodies against them, `/openapi.json` is made of them."""
+
+# No `from __future__ import annotations`: the types are read at run time.
+
+from typing import Annotated, Any, Literal
+
+import attrs
+
+from drums_core.host import UNSET
+
+
+@attrs.frozen
+class Bound:
+    """What a value must be besides its type; the names are those of JSON Schema, roughly."""
+
+    gt: float | None = None
+    ge: float | None = None
+    le: float | None = None
+    min_length: int | None = None
+    max_length: int | None = None
+    pattern: str | None = None
+
+
+Json = Any
+Name = Annotated[str, Bound(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Reason = Annotated[str, Bound(min_length=1, max_length=2000)]
+Path = Annotated[str, Bound(min_length=1, max_length=4096)]
+Lease = Annotated[float, Bound(gt=0, le=10 * 365 * 86400.0)]
+Timeout = Annotated[float, Bound(gt=0, le=3600.0)]
+
+
+# --- requests
+
+
+@attrs.frozen
+class CreateSlot:
+    """A new desktop. `ttl` is in seconds; null is unlimited, where the host allows it; absent is the host's default."""
+
+    task: Annotated[str, Bound(min_length=1, max_length=200)] | None = None
+    image: Name | None = None
+    checkpoint: Name | None = None
+    ttl: Lease | None = UNSET
+    network: Literal["none"] = "none"
+
+
+@attrs.frozen
+class ForkSlot:
+    """`n` children, each a new slot."""
+
+    n: Annotated[int, Bound(ge=1, le=1000)] = 1
+
+
+@attrs.frozen
+class SaveSlot:
+    """Keep the desktop's state under a name."""
+
+    name: Name
+
+
+@attrs.frozen
+class StepSlot:
+    """One action of the agent: pyautogui code, or WAIT, DONE or FAIL."""
+
+    action: str
+
+
+@attrs.frozen
+class ExecuteInSlot:
+    """A command as the agent's user; `timeout` is in seconds."""
+
+    command: str | list[str]
+    shell: bool = False
+    timeout: Timeout = 120.0
+
+
+@attrs.frozen
+class WaitForVerdict:
+    """Wait until the verdict is not pending, `timeout` seconds at most (600 when null or more)."""
+
+    timeout: Annotated[float, Bound(ge=0)] | None = None
+
+
+@attrs.frozen
+class QuarantineSlot:
+    """Mark the episode as broken."""
+
+    reason: Reason
+
+
+@attrs.frozen
+class ExtendSlot:
+    """Let the slot live `ttl` seconds from now; null is unlimited, where the host allows it."""
+
+    ttl: Lease | None
+
+
+@attrs.frozen
+class Nothing:
+    """No fields."""
+
+
+@attrs.frozen
+class FileQuery:
+    """The file's path in the desktop; relative paths begin at the user's home."""
+
+    path: Path
+
+
+@attrs.frozen
+class EpisodesQuery:
+    """Newest first; `before` is the id of the last episode seen."""
+
+    limit: Annotated[int, Bound(ge=1, le=1000)] = 100
+    before: Annotated[str, Bound(min_length=1, max_length=64)] | None = None
+
+
+# --- answers
+
+
+@attrs.frozen
+class Health:
+    """Whether the daemon answers; the rest only with a token."""
+
+    status: Literal["ok"]
+    version: str
+    slots: int | None = None
+    max_slots: int | None = None
+    instance: str | None = None
+
+
+@attrs.frozen
+class TaskStep:
+    """A set-up step."""
+
+    type: str
+    parameters: dict[str, Json]
+
+
+@attrs.frozen
+class TaskDocument:
+    """A task. `unsupported_reason` is empty when it is supported."""
+
+    id: str
+    domain: str
+    instruction: str
+    supported: bool
+    unsupported_reason: str
+    evaluator: dict[str, Json]
+    config: list[TaskStep]
+    sha256: str
+    source: str
+
+
+@attrs.frozen
+class TaskList:
+    """All tasks, and the files that cannot be served with the reason."""
+
+    tasks: list[TaskDocument]
+    broken: dict[str, str]
+
+
+@attrs.frozen
+class SlotDocument:
+    """A slot. `ttl` and `expires_in` are in seconds, null for unlimited."""
+
+    id: str
+    state: Literal["starting", "up", "quarantined", "down", "failed", "closed"]
+    reason: str
+    task: str | None
+    image: str
+    episode: str | None
+    verdict: Literal["pending", "valid", "invalid"] | None
+    ttl: float | None
+    expires_in: float | None
+    created_at: float
+
+
+@attrs.frozen
+class SlotList:
+    """Slots."""
+
+    slots: list[SlotDocument]
+
+
+@attrs.frozen
+class CheckpointDocument:
+    """A checkpoint."""
+
+    id: str
+    name: str
+    kind: str
+    created_at: float
+    size_bytes: int
+    image: str
+    image_digest: str
+    task: str | None
+
+
+@attrs.frozen
+class SavedCheckpoint:
+    """The checkpoint that was saved."""
+
+    checkpoint: CheckpointDocument
+
+
+@attrs.frozen
+class CheckpointList:
+    """Saved and golden checkpoints."""
+
+    checkpoints: list[CheckpointDocument]
+
+
+@attrs.frozen
+class StepResult:
+    """What the code of an action did."""
+
+    status: str
+    output: str
+    error: str
+    returncode: int
+
+
+@attrs.frozen
+class ExecuteResult:
+    """What a command did."""
+
+    returncode: int
+    output: str
+    error: str
+
+
+@attrs.frozen
+class RewardDocument:
+    """The reward; its score is null when the checker gave none."""
+
+    score: float | None
+    valid: bool
+    invalid_reasons: list[str]
+    verdict: Literal["pending", "valid", "invalid"]
+    bad_gates: list[str]
+    checker_error: str | None
+    checker_skipped: str | None
+    provenance: dict[str, Json]
+
+
+@attrs.frozen
+class PluginName:
+    """Which plugin, of which distribution."""
+
+    name: str
+    distribution: str
+    version: str
+
+
+@attrs.frozen
+class GateLine:
+    """One gate's line in a report."""
+
+    gate: str
+    status: Literal["pass", "fail", "pending"]
+    phase: str
+    plugin: PluginName
+    reason: str | None = None
+    cause: str | None = None
+    observed: Json = None
+    expected: Json = None
+    duration_ms: float | None = None
+
+
+@attrs.frozen
+class GateLines:
+    """The lines."""
+
+    gates: list[GateLine]
+
+
+@attrs.frozen
+class ValidityDocument:
+    """A verdict and what it rests on."""
+
+    verdict: Literal["pending", "valid", "invalid"]
+    valid: bool
+    bad_gates: list[str]
+    invalid_reasons: list[str]
+    causes: list[str]
+
+
+@attrs.frozen
+class GateReport:
+    """The gate report of an episode."""
+
+    episode: str
+    origin: str
+    gates: GateLines
+    validity: ValidityDocument
+
+
+@attrs.frozen
+class EpisodeLine:
+    """An episode in the journal's list; times are seconds since the epoch."""
+
+    id: str
+    host: str
+    slot: str
+    origin: str
+    task: str | None
+    task_sha256: str | None
+    image: str
+    image_digest: str
+    checkpoint: str
+    started_at: float
+    ended_at: float | None
+    verdict: Literal["pending", "valid", "invalid"]
+    bad_gates: list[str]
+    invalid_reasons: list[str]
+    causes: list[str]
+    score: float | None
+
+
+@attrs.frozen
+class EpisodeList:
+    """Episodes, newest first."""
+
+    episodes: list[EpisodeLine]
+
+
+@attrs.frozen
+class RecordedGate:
+    """A gate result as the journal has it."""
+
+    gate: str
+    status: str
+    phase: str
+    plugin: PluginName
+    reason: str
+    cause: str | None
+    observed: Json
+    expected: Json
+    duration_ms: float
+    at: float
+
+
+@attrs.frozen
+class RecordedQuarantine:
+    """A quarantine as the journal has it."""
+
+    reason: str
+    by_user: bool
+    at: float
+
+
+@attrs.frozen
+class RecordedReward(RewardDocument):
+    """A reward as the journal has it."""
+
+    at: float
+
+
+@attrs.frozen
+class EpisodeDocument:
+    """An episode with all that the journal has of it."""
+
+    id: str
+    host: str
+    slot: str
+    origin: str
+    task: str | None
+    task_sha256: str | None
+    image: str
+    image_digest: str
+    checkpoint: str
+    started_at: float
+    ended_at: float | None
+    verdict: Literal["pending", "valid", "invalid"]
+    bad_gates: list[str]
+    invalid_reasons: list[str]
+    causes: list[str]
+    gates: list[RecordedGate]
+    quarantines: list[RecordedQuarantine]
+    rewards: list[RecordedReward]
+
+
+@attrs.frozen
+class PluginDocument:
+    """An entry point; `error` is empty when it is in use."""
+
+    name: str
+    group: str
+    distribution: str
+    version: str
+    error: str
+    trace: str
+    ok: bool
+
+
+@attrs.frozen
+class PluginList:
+    """All entry points."""
+
+    plugins: list[PluginDocument]
+
+
+@attrs.frozen
+class ImageDocument:
+    """A built image; one that is not current was built by another version of drums."""
+
+    name: str
+    digest: str
+    built_at: float
+    drums: str
+    size_bytes: int
+    current: bool
+    golden: str | None
+
+
+@attrs.frozen
+class ImageList:
+    """The images that are built."""
+
+    images: list[ImageDocument]
+
+
+@attrs.frozen
+class WrongField:
+    """A place of a request that is wrong."""
+
+    path: str
+    message: str
+
+
+@attrs.frozen
+class Problem:
+    """Problem details (RFC 9457); `code` is stable, `facts` depend on it, `errors` name wrong places of a request."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    hint: str
+    facts: dict[str, Json]
+    errors: list[WrongField] | None = None
