@@ -314,38 +314,43 @@ def _reply(request: Request, response: httpx2.Response) -> Reply:
 
 @attrs.define
 class StreamReader:
-    """Takes the lines of a long call's event stream until one event holds the answer."""
+    """Takes all lines of a long call's event stream; the first `result` or `problem` in it is the answer."""
 
     request: Request
+    answer: tuple[str, str] | None = None
     _event: str = ""
     _data: list[str] = attrs.field(factory=list)
 
-    def take(self, line: str) -> Reply | None:
-        """The answer, once the line that ends it is there."""
-        name, _, value = line.partition(":")
-        if line and not name:
-            return None  # a comment: the call goes on
+    def take(self, line: str) -> None:
+        """One line. Nothing is raised here: an asynchronous stream has to be read to its end."""
+        if not line:
+            if self._event in ("result", "problem") and self.answer is None:
+                self.answer = self._event, "\n".join(self._data)
+            self._event, self._data = "", []
+            return
+        name, _, value = line.partition(":")  # without a name it is a comment: the call goes on
         value = value.removeprefix(" ")
         if name == "event":
             self._event = value
         elif name == "data":
             self._data.append(value)
-        if line:
-            return None
-        event, data = self._event, "\n".join(self._data)
-        self._event, self._data = "", []
-        if event not in ("result", "problem"):
-            return None
+
+    def reply(self, endpoint: Endpoint) -> Reply:
+        """The answer, as if it had come without a stream.
+
+        Raises:
+            DaemonUnreachable: the stream ended before there was one.
+            DrumsError: it is none.
+        """
+        if self.answer is None:
+            raise _broken("the stream ended before the answer", self.request, endpoint)
+        event, data = self.answer
         document = Reply(self.request, 200, {"content-type": "text/event-stream"}, data.encode()).object()
         status = document.get("status")
-        body = document if event == "problem" else document.get("body")
         if not isinstance(status, int):
             raise DrumsError(f"{self.request} was answered with an event without a status: {data[:200]!r}")
+        body = document if event == "problem" else document.get("body")
         return Reply(self.request, status, {"content-type": "application/json"}, json.dumps(body).encode())
-
-    def ended(self, endpoint: Endpoint) -> DaemonUnreachable:
-        """What to raise when the stream ended before the answer."""
-        return _broken("the stream ended before the answer", self.request, endpoint)
 
 
 def _unreachable(error: httpx2.TransportError, request: Request, endpoint: Endpoint) -> DaemonUnreachable:
@@ -375,6 +380,11 @@ def _broken(reason: str, request: Request, endpoint: Endpoint) -> DaemonUnreacha
         may_have_arrived=True,
         again=True,
     )
+
+
+def _no_url(error: httpx2.InvalidURL, request: Request, endpoint: Endpoint) -> ConfigError:
+    said = f"{request} of {endpoint.url!r} makes no URL: {error}"
+    return ConfigError(said if len(said) < 300 else f"{said[:100]}… makes no URL: {error}", path="DRUMS_URL")
 
 
 def _closed(endpoint: Endpoint) -> DrumsError:
@@ -421,20 +431,22 @@ class SyncTransport:
 
         if self.is_closed:
             raise _closed(self.endpoint)
-        if self._http is None:
-            self._http = self._connect()
+        reader = StreamReader(step)
         try:
+            if self._http is None:
+                self._http = self._connect()
             with self._http.stream(**_arguments(step)) as response:
                 if not _is_stream(response):
                     response.read()
                     return _reply(step, response)
-                reader = StreamReader(step)
                 for line in response.iter_lines():
-                    if reply := reader.take(line):
-                        return reply
-            raise reader.ended(self.endpoint)
+                    reader.take(line)
         except httpx2.TransportError as e:
-            raise _unreachable(e, step, self.endpoint) from e
+            if reader.answer is None:
+                raise _unreachable(e, step, self.endpoint) from e
+        except httpx2.InvalidURL as e:
+            raise _no_url(e, step, self.endpoint) from e
+        return reader.reply(self.endpoint)
 
     def _connect(self) -> httpx2.Client:
         import httpx2
@@ -483,20 +495,22 @@ class AsyncTransport:
 
         if self.is_closed:
             raise _closed(self.endpoint)
-        if self._http is None:
-            self._http = self._connect()
+        reader = StreamReader(step)
         try:
+            if self._http is None:
+                self._http = self._connect()
             async with self._http.stream(**_arguments(step)) as response:
                 if not _is_stream(response):
                     await response.aread()
                     return _reply(step, response)
-                reader = StreamReader(step)
                 async for line in response.aiter_lines():
-                    if reply := reader.take(line):
-                        return reply
-            raise reader.ended(self.endpoint)
+                    reader.take(line)
         except httpx2.TransportError as e:
-            raise _unreachable(e, step, self.endpoint) from e
+            if reader.answer is None:
+                raise _unreachable(e, step, self.endpoint) from e
+        except httpx2.InvalidURL as e:
+            raise _no_url(e, step, self.endpoint) from e
+        return reader.reply(self.endpoint)
 
     def _connect(self) -> httpx2.AsyncClient:
         import httpx2

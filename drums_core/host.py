@@ -41,7 +41,12 @@ from drums_core.gating import GateSet
 from drums_core.golden import ensure_golden
 from drums_core.image.store import Image, ImageStore
 from drums_core.journal import ALIVE, Journal, JournalError, open_journal
-from drums_core.leftovers import clear_checkpoints, clear_slots, clear_worker_cgroups
+from drums_core.leftovers import (
+    clear_checkpoints,
+    clear_slots,
+    clear_worker_cgroups,
+    namespaces_of_strangers,
+)
 from drums_core.model import DesktopEvent, Json, PluginId, Quarantined, Reward, Task, Validity
 from drums_core.plugins import Plugins, build_manager
 from drums_core.services import Interposer, Services
@@ -429,7 +434,7 @@ async def open_host(
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < OPEN_FILES[1]:
         raise PrerequisiteError(
-            f"the hard limit of open files is {hard}, at least {OPEN_FILES[1]} is needed: CRIU would lower the desktops'",
+            f"the hard limit of open files is {hard}, at least {OPEN_FILES[1]} is needed by desktops",
             hint=f"ulimit -Hn {OPEN_FILES[1]}, or LimitNOFILE= in the service's unit",
         )
     found = plugins or build_manager()
@@ -523,6 +528,7 @@ async def _open_services(
     def namespaces_of_others(slot: str) -> Mapping[str, Mapping[str, int]]:
         # One that is still being rebuilt has none yet; it looks at this one in its turn.
         found = {s.id: s.desktop.namespaces for s in slots.values() if s.id != slot and s.desktop}
+        found |= namespaces_of_strangers(state / "slots", {slot, *slots})
         return {identity: namespaces for identity, namespaces in found.items() if namespaces}
 
     watcher = ProcessWatcher(on_event, acted, on_kill)

@@ -197,11 +197,14 @@ class Slot:
                 self._require_ready(self.task.config[0].type)
                 await run_steps(self, self.task.config)
             await self.host.journal.flush()  # an episode that is answered is on disk
+            if self.state is SlotState.FAILED:
+                raise DesktopError(f"slot {self.id}: {self.reason} during its set-up")
         except BaseException as e:
             await self._end_desktop()
             self._enter(SlotState.FAILED, f"{type(e).__name__}: {e}")
             raise
-        self._enter(SlotState.UP)
+        if self.state is SlotState.STARTING:  # not quarantined meanwhile
+            self._enter(SlotState.UP)
 
     def _require_ready(self, first_step: str) -> None:
         """A set-up cannot run in a desktop that does not answer; without one the episode is just invalid."""
