@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Generator, Mapping
@@ -240,23 +241,29 @@ def _options(endpoint: Endpoint) -> dict[str, Any]:
         "headers": headers,
         # A redirect could carry the token to another host.
         "follow_redirects": False,
+        "limits": _limits(),
         # Proxies and netrc of the environment: never where the token travels in the clear or stays on this machine.
         "trust_env": endpoint.is_encrypted,
     }
+
+
+def _limits() -> httpx2.Limits:
+    """As many connections as there are calls under way."""
+    import httpx2
+
+    return httpx2.Limits(keepalive_expiry=_KEEPALIVE_S)
 
 
 def _wire_options(endpoint: Endpoint) -> dict[str, Any]:
     """What the transport of a connection without TLS is made with."""
     import ssl
 
-    import httpx2
-
     return {
         "uds": endpoint.socket,
         # Not used; and an empty context trusts nobody, and is there in no time.
         "verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
         "trust_env": False,
-        "limits": httpx2.Limits(keepalive_expiry=_KEEPALIVE_S),
+        "limits": _limits(),
         "socket_options": None if endpoint.socket is not None else _keepalive(),
     }
 
@@ -405,6 +412,7 @@ class SyncTransport:
         self.endpoint = endpoint
         self.is_closed = False
         self._http: httpx2.Client | None = None
+        self._connecting = threading.Lock()
 
     def run(self, flow: Flow[T]) -> T:
         """Carry out to the end and return the flow's result; its errors are the caller's."""
@@ -433,8 +441,9 @@ class SyncTransport:
             raise _closed(self.endpoint)
         reader = StreamReader(step)
         try:
-            if self._http is None:
-                self._http = self._connect()
+            with self._connecting:
+                if self._http is None:
+                    self._http = self._connect()
             with self._http.stream(**_arguments(step)) as response:
                 if not _is_stream(response):
                     response.read()

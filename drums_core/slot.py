@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import os
 import time
-import urllib.parse
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -436,8 +435,7 @@ class Slot:
             GuestError: it cannot be read; `.guest_status` is 404 when it is not there.
         """
         self._require("read_file", (SlotState.UP, SlotState.QUARANTINED))
-        form = urllib.parse.urlencode({"file_path": path}, errors="surrogateescape").encode()
-        return await self._form("/file", form, "application/x-www-form-urlencoded")
+        return await self._form("/file", file_path=path.encode(errors="surrogateescape"))
 
     async def write_file(self, path: str, content: bytes) -> None:
         """Write a regular file of the desktop as the agent's user; its folders are made, an old file is overwritten.
@@ -447,15 +445,17 @@ class Slot:
         """
         async with self._operating("write_file", SlotState.UP):
             self.episode.actions += 1
-            boundary = f"drums-{uuid.uuid4().hex}"
-            begin = f'--{boundary}\r\nContent-Disposition: form-data; name="'
-            form = f'{begin}file_path"\r\n\r\n{path}\r\n{begin}file_data"; filename="file"\r\n\r\n'.encode(
-                errors="surrogateescape"
-            )
-            form += content + f"\r\n--{boundary}--\r\n".encode()
-            await self._form("/setup/upload", form, f"multipart/form-data; boundary={boundary}")
+            path_bytes = path.encode(errors="surrogateescape")
+            await self._form("/setup/upload", file_path=path_bytes, file_data=content)
 
-    async def _form(self, route: str, form: bytes, content_type: str) -> bytes:
+    async def _form(self, route: str, **fields: bytes) -> bytes:
+        boundary = f"drums-{uuid.uuid4().hex}"
+        parts = [
+            f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode() + value + b"\r\n"
+            for name, value in fields.items()
+        ]
+        form = b"".join([*parts, f"--{boundary}--\r\n".encode()])
+        content_type = f"multipart/form-data; boundary={boundary}"
         reply = await self.guest.request("POST", route, form, [("Content-Type", content_type)])
         if reply.status != 200:
             raise GuestError(

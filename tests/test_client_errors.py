@@ -8,12 +8,13 @@ import json
 import pickle
 import socket
 import ssl
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 import trio
-from client_fake import TASK, TOKEN, Answer, FakeDaemon, a_slot, a_task, as_json, events, fake_daemon, problem
+from client_fake import TASK, TOKEN, Answer, Asked, FakeDaemon, a_slot, a_task, as_json, events, fake_daemon, problem
 
 import drums
 import drums._endpoint
@@ -47,7 +48,8 @@ def test_every_error_is_public() -> None:
     """`drums.X` is `drums.errors.X`; codes are told apart."""
     for kind in CLASSES:
         assert getattr(drums, kind.__name__, None) is kind or kind.__name__ not in drums.__all__
-    codes = [c.code for c in [*CLASSES, DaemonUnreachable]]
+    known: list[type[DrumsError]] = [*CLASSES, DaemonUnreachable]
+    codes = [c.code for c in known]
     assert len(codes) == len(set(codes))
 
 
@@ -293,16 +295,18 @@ def test_a_connection_that_is_dropped_for_good(fake: FakeDaemon) -> None:
 def test_a_daemon_that_is_silent(fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given up after the time limit, and not asked again: it may be busy with it."""
     monkeypatch.setattr("drums._calls.STEP_S", 0.05)
+    enough = threading.Event()
+
+    def when_told(_: Asked) -> None:
+        enough.wait(10)
+
+    fake.script("POST .*/step", when_told)
     with client_of(fake) as client:
         env = client.create()
-        with socket.create_server(("127.0.0.1", 0)) as silent:
-            env._transport.endpoint = drums._endpoint.find_endpoint(
-                f"http://127.0.0.1:{silent.getsockname()[1]}", TOKEN
-            )
-            env._transport.close()
-            env._transport.is_closed, env._transport._http = False, None
-            with pytest.raises(DaemonUnreachable, match=r"not answered POST .*/step within 0.05 s"):
-                env.step("WAIT")
+        with pytest.raises(DaemonUnreachable, match=r"not answered POST .*/step within 0.05 s") as caught:
+            env.step("WAIT")
+        enough.set()
+        assert caught.value.may_have_arrived and len(fake.of("POST .*/step")) == 1
 
 
 # --- long calls

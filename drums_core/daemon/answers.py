@@ -162,7 +162,6 @@ class LongCall(_Stream):
                 await self.begin(send)
                 while self._answer is None:
                     await self._forward(events, send)
-                self._waiting = trio.CancelScope(deadline=-1)  # what is there, without waiting for more
                 while await self._forward(events, send, quiet=True):
                     pass
             await self._finish(send)
@@ -184,7 +183,8 @@ class LongCall(_Stream):
                 return False
             with self._waiting:
                 event = await anext(events)
-        elif isinstance(events, trio.MemoryReceiveChannel):
+        else:
+            assert isinstance(events, trio.MemoryReceiveChannel)
             try:
                 event = events.receive_nowait()
             except trio.WouldBlock:

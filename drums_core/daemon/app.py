@@ -101,13 +101,14 @@ class Daemon:
         for part in (operation.method, request.url.path, request.url.query, content):
             data = part if isinstance(part, bytes) else part.encode()
             hasher.update(b"%d:" % len(data) + data)
-        work = run
-        if operation.acts:
 
-            async def work() -> Answer:
-                return await to_its_end(self.nursery, run)
+        async def kept() -> Answer:
+            return await self.ledger.answer(key, hasher.digest(), run)
 
-        return lambda: self.ledger.answer(key, hasher.digest(), work), lambda: self.ledger.forget(key)
+        async def to_the_end() -> Answer:
+            return await to_its_end(self.nursery, kept)
+
+        return to_the_end if operation.acts else kept, lambda: self.ledger.forget(key)
 
 
 def _body(operation: Operation, content: bytes) -> object:
@@ -139,6 +140,9 @@ def make_app(daemon: Daemon, token: str, stopping: trio.Event) -> Guard:
 
     routes = [Route(o.path, daemon.endpoint(o), methods=[o.method], name=o.name) for o in OPERATIONS]
     routes.append(Route("/openapi.json", show_document, methods=["GET"]))
+    for route in routes:
+        assert route.methods is not None
+        route.methods.discard("HEAD")  # Starlette's own addition; of a stream it would never end
     app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
     app.router.redirect_slashes = False
     return Guard(app, token, stopping, daemon.metrics.request)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+import h11
 import structlog
 import trio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -31,6 +32,14 @@ OPEN_PATHS = ("/openapi.json", "/v1/health")
 def body_limit(method: str, path: str) -> int:
     """How many bytes a request's body may have."""
     return FILE_LIMIT_BYTES if method == "PUT" and path.endswith("/files") else JSON_LIMIT_BYTES
+
+
+def is_of_connection(error: BaseException) -> bool:
+    """Whether an error is that of a client that went away or spoke nonsense."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(is_of_connection(e) for e in error.exceptions)
+    lost = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError, h11.ProtocolError)
+    return isinstance(error, lost)
 
 
 @attrs.define(eq=False)
@@ -55,10 +64,11 @@ class Guard:
         call = _Call(self, scope, receive, send)
         try:
             await call.run()
-        except OSError as e:
-            _log.debug("a connection broke", error=str(e))
-        except Exception:  # noqa: BLE001 - one bad call must not end the daemon
-            _log.exception("a call failed", path=scope["path"])
+        except Exception as e:  # noqa: BLE001 - one bad call must not end the daemon
+            if is_of_connection(e):
+                _log.debug("a connection broke", error=repr(e))
+            else:
+                _log.exception("a call failed", path=scope["path"])
 
     def admits(self, scope: Scope) -> bool | None:
         """Whether the right token is presented; None when none is."""
@@ -78,11 +88,11 @@ class _Call:
     _send: Send
     _messages: deque[Message] = attrs.field(factory=deque)
     _arrived: trio.Event = attrs.field(factory=trio.Event)
-    _room: trio.Event = attrs.field(factory=trio.Event)
     _received_bytes: int = 0
     _complete: bool = False
     _too_large: bool = False
     _gone: bool = False
+    _answered: bool = False
     _status: int = 0
     _deadline: float = attrs.field(factory=lambda: trio.current_time() + BODY_LIMIT_S)
 
@@ -136,6 +146,8 @@ class _Call:
         while True:
             message = await self.receive()
             if message["type"] == "http.disconnect":
+                if self._answered:
+                    return  # Hypercorn says so at the end of every exchange
                 self._gone = True
                 everything.cancel()
                 return
@@ -168,6 +180,8 @@ class _Call:
             raise OSError("the client has left")
         if message["type"] == "http.response.start":
             self._status = message["status"]
+        elif not message.get("more_body", False):
+            self._answered = True
         await self._send(message)
 
     async def _answer(self, answer: Answer) -> None:

@@ -37,9 +37,7 @@ class Metrics:
     def __init__(self, host: Host) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_Slots(host))
-        self.episodes = Counter(
-            "drums_episodes", "Episodes that began, by origin.", ["origin"], registry=self.registry
-        )
+        self.episodes = Counter("drums_episodes", "Episodes that began, by origin.", ["origin"], registry=self.registry)
         self.verdicts = Counter(
             "drums_verdicts", "Verdicts by cause (none for valid ones).", ["verdict", "cause"], registry=self.registry
         )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import re
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
@@ -12,7 +10,8 @@ import attrs
 import trio
 
 import drums
-from drums.errors import ConfigError, DrumsError, GuestError
+from drums.errors import ConfigError, GuestError
+from drums.reward import Verdict
 from drums_core.checkpoint import Manifest
 from drums_core.daemon import wire
 from drums_core.daemon.answers import Answer, EventFeed, Following
@@ -23,7 +22,6 @@ from drums_core.host import Host
 from drums_core.journal import read_episode, read_episodes
 from drums_core.model import Json, Task
 from drums_core.slot import Slot
-from drums_core.verdict import Verdict
 
 T = TypeVar("T")
 LONGEST_WAIT_S = 600.0

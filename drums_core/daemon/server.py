@@ -37,6 +37,7 @@ _log = structlog.get_logger("drums.http")
 IDLE_S = 15.0  # also for a request's head
 SEND_LIMIT_S = 30.0
 LINGER_S = 1.0
+LINGER_BYTES = 4 << 20
 GRACE_S = 3.0
 _HEAD_LIMIT_BYTES = 32 << 10
 
@@ -114,6 +115,13 @@ def _unusable(listen: str, error: OSError) -> PrerequisiteError:
     return PrerequisiteError(f"cannot listen on {listen!r}: {error.strerror or error}", hint=hint, listen=listen)
 
 
+def close_socket(sock: socket.socket, listen: str) -> None:
+    """Close what `open_socket` gave, and remove its file if it has one."""
+    sock.close()
+    if listen.startswith("unix:"):
+        Path(listen.removeprefix("unix:")).unlink(missing_ok=True)
+
+
 def url_of(sock: socket.socket) -> str:
     """What a client connects to."""
     name = sock.getsockname()
@@ -126,8 +134,47 @@ def url_of(sock: socket.socket) -> str:
 # --- connections
 
 
+class _Pipelined(Exception):
+    """The client sends its next request before it has its answer."""
+
+
+class _RefusedEvent:
+    """Stands for the event on which Hypercorn waits with a next request: it would not see the client leave then."""
+
+    async def clear(self) -> None:
+        pass
+
+    async def set(self) -> None:
+        pass
+
+    async def wait(self) -> None:
+        raise _Pipelined
+
+
 class _PlainHTTP(H11Protocol):
-    """HTTP/1.1 without upgrades."""
+    """HTTP/1.1 without upgrades or pipelining: what follows a request too early is dropped, and its client told by the
+    connection's end."""
+
+    _pipelined = False
+
+    def forbid_pipelining(self) -> None:
+        self.can_read = _RefusedEvent()  # type: ignore[assignment]
+
+    async def handle(self, event: Event) -> None:
+        if isinstance(event, RawData) and self._pipelined:
+            return
+        try:
+            await super().handle(event)
+        except _Pipelined:
+            self._pipelined = True
+            self.keep_alive_requests = self.config.keep_alive_max_requests  # says `Connection: close`
+
+    async def _maybe_recycle(self) -> None:
+        if self._pipelined:
+            await self._close_stream()
+            await self.send(Closed())
+        else:
+            await super()._maybe_recycle()
 
     async def _check_protocol(self, event: h11.Request) -> None:
         pass
@@ -135,7 +182,9 @@ class _PlainHTTP(H11Protocol):
     async def _create_stream(self, request: h11.Request) -> None:
         headers = [(name, value) for name, value in request.headers if name.lower() != b"upgrade"]
         await super()._create_stream(
-            h11.Request(method=request.method, target=request.target, headers=headers, http_version=request.http_version)
+            h11.Request(
+                method=request.method, target=request.target, headers=headers, http_version=request.http_version
+            )
         )
 
 
@@ -143,11 +192,15 @@ class _Connection(TCPServer):
     """One connection. Whatever goes wrong in it stays in it."""
 
     _closing = False
+    _dropped_bytes = 0
+    protocol: _PlainHTTP  # type: ignore[assignment]  # the wrapper's only purpose is HTTP/2
     _read_to_end: trio.Event
+    _reader: trio.lowlevel.Task
 
     async def run(self) -> None:
         """Serve it to its end."""
         self._read_to_end = trio.Event()
+        self._reader = trio.lowlevel.current_task()
         sock = self.stream.socket
         try:
             client = parse_socket_addr(sock.family, sock.getpeername())
@@ -165,12 +218,13 @@ class _Connection(TCPServer):
                     server,
                     self.protocol_send,
                 )
+                self.protocol.forbid_pipelining()
                 await self.idle_task.restart(group, self._idle_timeout)
                 await self._read_data()
+                await self.idle_task.stop()
         except Exception as e:  # noqa: BLE001 - a client's nonsense, or a defect of the protocol's library
             _log.debug("a connection was dropped", error=repr(e))
         finally:
-            self._closing = True
             self._read_to_end.set()
             await self._close()
 
@@ -198,23 +252,34 @@ class _Connection(TCPServer):
                 break
             if not self._closing:
                 await self.protocol.handle(RawData(bytes(data)))
+            elif self._drops(data):
+                break
             if not data:
                 break
         self._read_to_end.set()
         if not self._closing:
             await self.protocol.handle(Closed())
 
+    def _drops(self, data: bytes | bytearray) -> bool:
+        """Whether what is read and dropped has come to its end, or is too much."""
+        self._dropped_bytes += len(data)
+        return not data or self._dropped_bytes > LINGER_BYTES
+
     async def _close(self) -> None:
         # Data that is not read at a close makes the kernel reset the connection, and the answer with it: what still
         # comes is read and dropped for a moment.
         with trio.CancelScope(shield=True, deadline=trio.current_time() + LINGER_S):
+            self._closing = True
             try:
-                await self.stream.send_eof()
-                self._closing = True
-                await self._read_to_end.wait()
+                async with self.send_lock:
+                    await self.stream.send_eof()
+                if trio.lowlevel.current_task() is not self._reader:
+                    await self._read_to_end.wait()
+                while trio.lowlevel.current_task() is self._reader:
+                    if self._drops(await self.stream.receive_some(MAX_RECV)):
+                        break
             except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
                 pass
-        self._closing = True
         await trio.aclose_forcefully(self.stream)
 
 
@@ -260,7 +325,9 @@ class Server:
                 stream.socket.close()  # ends even a send that is shielded
             connections.cancel_scope.cancel()
 
-    async def _handle(self, app: ASGIWrapper, config: Config, context: WorkerContext, stream: trio.SocketStream) -> None:
+    async def _handle(
+        self, app: ASGIWrapper, config: Config, context: WorkerContext, stream: trio.SocketStream
+    ) -> None:
         if len(self._open) >= self.max_connections:
             await self._turn_away(stream)
             return

@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 
 import structlog
 import trio
@@ -14,7 +12,7 @@ import trio
 from drums_core.config import HostConfig
 from drums_core.daemon.app import Daemon, make_app
 from drums_core.daemon.metrics import Metrics
-from drums_core.daemon.server import Server, open_socket, url_of
+from drums_core.daemon.server import Server, close_socket, open_socket, url_of
 from drums_core.daemon.token import ensure_token
 from drums_core.host import open_host
 from drums_core.plugins import Plugins
@@ -41,37 +39,29 @@ async def serve(
         ConfigError, PrerequisiteError: as `open_host`; the address is not allowed, or somebody listens there.
     """
     sock = open_socket(config.listen, allow_remote=config.allow_remote)
+    problem: Exception | None = None
     try:
-        with trio.CancelScope() as opening:
-            stop = trio.Event()
-            async with trio.open_nursery() as nursery:
-                if signals:
-                    await nursery.start(_watch_signals, stop, opening)
+        stop = trio.Event()
+        async with trio.open_nursery() as nursery:
+            if signals:
+                await nursery.start(_watch_signals, stop)
+            try:
                 await _serve(config, plugins, sock, stop, on_ready)
-                nursery.cancel_scope.cancel()
+            except Exception as e:  # noqa: BLE001 - raised below, outside of the nursery that would wrap it
+                problem = e
+            nursery.cancel_scope.cancel()
     finally:
-        path = sock.getsockname() if sock.fileno() >= 0 and sock.family == socket.AF_UNIX else None
-        sock.close()
-        if config.listen.startswith("unix:"):
-            with suppress(FileNotFoundError):
-                Path(path or config.listen.removeprefix("unix:")).unlink()
+        close_socket(sock, config.listen)
+    if problem is not None:
+        raise problem
 
 
-async def _watch_signals(
-    stop: trio.Event, opening: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-) -> None:
+async def _watch_signals(stop: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
         task_status.started()
         async for number in received:
             _log.info("stopping", signal=signal.Signals(number).name)
             stop.set()
-            with trio.move_on_after(_OPENING_GRACE_S):
-                await trio.sleep_forever()
-            opening.cancel()
-
-
-_OPENING_GRACE_S = 10.0
-"""A host that still opens, or calls that do not end, are cancelled this long after the signal."""
 
 
 async def _serve(
@@ -88,7 +78,9 @@ async def _serve(
         async with trio.open_nursery() as background:
             background.start_soon(metrics.follow, host)
             stopping = trio.Event()
-            server = Server(make_app(Daemon(host, background, metrics), token, stopping), [sock], config.max_connections)
+            server = Server(
+                make_app(Daemon(host, background, metrics), token, stopping), [sock], config.max_connections
+            )
             async with trio.open_nursery() as serving:
                 await serving.start(server.run)
                 _log.info("listening", url=url, state_dir=str(config.state_dir), slots=config.max_slots)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from drums.errors import PrerequisiteError
@@ -34,10 +35,8 @@ def ensure_token(state_dir: Path) -> str:
             file.write(f"{PREFIX}{secrets.token_urlsafe(32)}\n")
             file.flush()
             os.fsync(file.fileno())
-        try:
+        with suppress(FileExistsError):
             os.link(partial, path)
-        except FileExistsError:
-            pass
     finally:
         os.unlink(partial)
     sync_directory(state_dir)
