@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import time
+import uuid
 from collections.abc import Container, Iterable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import structlog
 
 from drums_core.checkpoint import MANIFEST, CheckpointStore
 from drums_core.durable import take_lock
-from drums_core.evidence.processes import is_running, namespace_inodes
+from drums_core.evidence.processes import is_running, namespace_inodes, read_processes
 from drums_core.sys.cgroups import cgroup_names, existing_cgroup
 from drums_core.sys.removal import remove_tree, unmount_below
 
@@ -79,10 +80,19 @@ def namespaces_of_strangers(slots_dir: Path, known: Container[str]) -> dict[str,
     return found
 
 
+def worker_cgroup_name() -> str:
+    """A new name for a check's cgroup; it tells whose it is, since all hosts of a machine share the cgroup tree."""
+    me = read_processes([os.getpid()])[0]
+    return f"{WORKER_PREFIX}{me.host_pid}-{me.start_ticks}-{uuid.uuid4().hex[:8]}"
+
+
 def clear_worker_cgroups() -> None:
-    """Remove the cgroups of checks whose host ended; their workers ended with it. Only while no other host is open."""
+    """Remove the cgroups of checks whose host ended; their workers ended with it."""
     for name in cgroup_names():
-        cgroup = existing_cgroup(name) if name.startswith(WORKER_PREFIX) else None
+        parts = name.split("-")
+        if not name.startswith(WORKER_PREFIX) or len(parts) != 4 or is_running(int(parts[1]), int(parts[2])):
+            continue
+        cgroup = existing_cgroup(name)
         if cgroup is not None and not cgroup.pids():
             cgroup.remove()
 
