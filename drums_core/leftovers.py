@@ -16,7 +16,7 @@ from pathlib import Path
 import structlog
 
 from drums_core.checkpoint import MANIFEST, CheckpointStore
-from drums_core.durable import take_lock
+from drums_core.durable import locked, take_lock
 from drums_core.evidence.processes import is_running, namespace_inodes, read_processes
 from drums_core.sys.cgroups import cgroup_names, existing_cgroup
 from drums_core.sys.removal import remove_tree, unmount_below
@@ -28,6 +28,16 @@ WORKER_PREFIX = "w-"  # of the cgroups of checks
 
 def clear_slots(slots_dir: Path) -> list[str]:
     """Tear down every desktop that nobody owns; the slots' ids. Blocks."""
+    with locked(slots_lock(slots_dir), wait=True):
+        return _clear_slots(slots_dir)
+
+
+def slots_lock(slots_dir: Path) -> Path:
+    """The lock that is held shared while a desktop's folder is made and its owner's lock taken."""
+    return slots_dir.with_name("slots.lock")
+
+
+def _clear_slots(slots_dir: Path) -> list[str]:
     cleared = []
     for folder in sorted(slots_dir.iterdir()) if slots_dir.is_dir() else []:
         try:
