@@ -166,7 +166,7 @@ class Host:
         if on_slot is not None:
             on_slot(slot)
         try:
-            await slot.start(base, "create", setup=own_setup)
+            await slot.begin(base, "create", setup=own_setup)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await slot.close(reason="the create failed")

@@ -84,6 +84,7 @@ class Slot:
     _watch: trio.CancelScope | None = None
     _oom_kills: int = 0
     _acted_before: bool = False
+    _beginning: trio.CancelScope | None = None
 
     async def __aenter__(self) -> Slot:
         return self
@@ -179,6 +180,23 @@ class Slot:
 
     # --- life
 
+    async def begin(self, checkpoint: Checkpoint, origin: str, *, setup: bool, acted: bool = False) -> None:
+        """`start` as the slot's first operation; closing the slot meanwhile cancels it.
+
+        Raises:
+            SlotNotFound: it was closed meanwhile, by somebody else or by the end of its lease.
+        """
+        async with self._lock:
+            self._operation = origin
+            try:
+                with trio.CancelScope() as self._beginning:
+                    await self.start(checkpoint, origin, setup=setup, acted=acted)
+                if self._beginning.cancelled_caught:
+                    raise SlotNotFound(f"slot {self.id} was closed while it was being made", slot=self.id)
+            finally:
+                self._operation = ""
+                self._beginning = None
+
     async def start(self, checkpoint: Checkpoint, origin: str, *, setup: bool, acted: bool = False) -> None:
         """Restore a checkpoint as a new episode and, if asked, run the task's set-up. Leaves nothing when it fails."""
         services = self.host.services
@@ -269,7 +287,9 @@ class Slot:
             await trio.sleep(min(left, 1.0))
 
     async def close(self, *, reason: str = "") -> None:
-        """End the desktop and the slot; waits for an operation under way. Twice is once."""
+        """End the desktop and the slot; waits for an operation under way, its making apart. Twice is once."""
+        if self._beginning is not None:
+            self._beginning.cancel()
         async with self._lock:
             if self.state is SlotState.CLOSED:
                 return
@@ -327,7 +347,7 @@ class Slot:
             return children
 
     async def _start_as_child(self, checkpoint: Checkpoint, parent: Episode, acted: bool) -> None:
-        await self.start(checkpoint, "fork", setup=False, acted=acted)
+        await self.begin(checkpoint, "fork", setup=False, acted=acted)
         self.episode.last_action = parent.last_action
 
     async def save(self, name: str) -> Checkpoint:

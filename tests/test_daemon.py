@@ -191,7 +191,7 @@ def test_a_life(daemon: Running) -> None:
         assert report["validity"]["verdict"] == "valid", report
         assert daemon.good("GET", f"{path}/gates")["episode"] == slot["episode"]
         first = daemon.good("POST", f"{path}/verify", {})
-        assert (first["score"], first["valid"], first["verdict"]) == (0.0, True, "valid")
+        assert (first["score"], first["valid"], first["verdict"]) == (0.0, True, "valid"), first
         assert first["provenance"]["episode"] == slot["episode"]
         done = daemon.good("POST", f"{path}/step", {"action": "print('hello'); import os; os.chdir('/')"})
         assert (done["status"], done["returncode"], done["output"].strip()) == ("success", 0, "hello")
@@ -724,3 +724,24 @@ def test_a_unix_socket() -> None:
             process.stdout.read()
             assert process.wait(30) == 0
         assert not path.exists()
+
+
+def test_closing_a_desktop_that_is_being_made(daemon: Running, spare: str) -> None:
+    """Its creator is told so, in the stream that named the slot, and nothing is left."""
+    before = take(daemon.config.state_dir, descriptors=False, processes=False)
+    for _ in range(3):
+        with contextlib.closing(daemon.connect()) as connection:
+            fields = {"Authorization": f"Bearer {daemon.token}", "Accept": "text/event-stream"}
+            connection.request("POST", "/v1/slots", json.dumps({"task": TASK}), fields)
+            response = connection.getresponse()
+            while not (line := response.readline()).startswith(b"data: "):
+                assert line
+            slot = json.loads(line.removeprefix(b"data: "))["slot"]
+            assert daemon.call("DELETE", f"/v1/slots/{slot}").status == 204
+            kind, document = events_of(Reply(200, {"content-type": "text/event-stream"}, response.read()))[-1]
+        assert kind == "problem" and document["code"] != "internal_error", document
+        daemon.call("GET", f"/v1/slots/{slot}").refused(404, "slot_not_found")
+    # So does the end of its lease.
+    daemon.call("POST", "/v1/slots", {"task": TASK, "ttl": 0.05}).refused(404, "slot_not_found")
+    assert [s["id"] for s in daemon.slots()] == [spare.rpartition("/")[2]]
+    assert_unchanged(before, daemon.config.state_dir, descriptors=False, processes=False)
