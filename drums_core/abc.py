@@ -126,6 +126,10 @@ class StepContext(Protocol):
 
     screen: tuple[int, int]  # width and height in pixels
 
+    @property
+    def file_mirror(self) -> Path | None:
+        """The folder on the host where the files lie that tasks download; None without a mirror."""
+
     async def execute(
         self, command: str | Sequence[str], *, shell: bool = False, timeout_s: float = 120.0
     ) -> CommandResult:
@@ -140,6 +144,34 @@ class StepContext(Protocol):
 
     async def launch(self, command: str | Sequence[str], *, shell: bool = False) -> None:
         """Start a program and leave it running."""
+
+    async def open_file(self, path: str, *, timeout_s: float = 120.0) -> None:
+        """Open a file with the program that the desktop has for it, or start a program by its name.
+
+        Returns once a window shows it: one whose title holds the whole name of the file.
+
+        Raises:
+            SetupFailed: there is no such file or program, or no such window within the time.
+            GuestError: the desktop could not be asked.
+        """
+
+    async def activate_window(self, name: str, *, strict: bool = False, by_class: bool = False) -> bool:
+        """Bring a window to the front; false when there is none.
+
+        Args:
+            name: a part of its title, whatever the case; with `strict` the whole title to the letter.
+            by_class: `name` is about the window's class (`instance.Class`).
+        """
+
+    async def close_window(self, name: str, *, strict: bool = False, by_class: bool = False) -> bool:
+        """Ask a window to close, without waiting for it; false when there is none. As `activate_window`."""
+
+    async def upload(self, path: str, content: bytes) -> None:
+        """Write a file; its folders are made, an old one is overwritten, relative paths begin at the home.
+
+        Raises:
+            GuestError: it could not be written.
+        """
 
     def note(self, text: str) -> None:
         """Record something that the episode's reader should know (a non-zero exit, say)."""
@@ -177,6 +209,7 @@ class CheckContext:
         scratch: a directory for this check on the host, removed afterwards; `cache/` in it holds the outputs that
             set-up steps kept.
         worker_cgroups: cgroup directories that a worker process joins, so that its memory is limited.
+        findings: what the checker says about its score; JSON, goes into the reward's provenance.
     """
 
     task: Task
@@ -186,6 +219,7 @@ class CheckContext:
     run_steps: Callable[[Sequence[SetupStep]], Awaitable[None]]
     scratch: Path
     worker_cgroups: tuple[Path, ...] = ()
+    findings: dict[str, Json] = attrs.field(factory=dict)
 
 
 class Checker(Protocol):

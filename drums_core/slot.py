@@ -434,7 +434,7 @@ class Slot:
         """
         self._require("read_file", (SlotState.UP, SlotState.QUARANTINED))
         form = urllib.parse.urlencode({"file_path": path}, errors="surrogateescape").encode()
-        return await self._form("/file", form, "application/x-www-form-urlencoded")
+        return await _form(self.guest, "/file", form, "application/x-www-form-urlencoded")
 
     async def write_file(self, path: str, content: bytes) -> None:
         """Write a regular file of the desktop as the agent's user; its folders are made, an old file is overwritten.
@@ -444,22 +444,7 @@ class Slot:
         """
         async with self._operating("write_file", SlotState.UP):
             self.episode.actions += 1
-            boundary = f"drums-{uuid.uuid4().hex}"
-            begin = f'--{boundary}\r\nContent-Disposition: form-data; name="'
-            form = f'{begin}file_path"\r\n\r\n{path}\r\n{begin}file_data"; filename="file"\r\n\r\n'.encode(
-                errors="surrogateescape"
-            )
-            form += content + f"\r\n--{boundary}--\r\n".encode()
-            await self._form("/setup/upload", form, f"multipart/form-data; boundary={boundary}")
-
-    async def _form(self, route: str, form: bytes, content_type: str) -> bytes:
-        reply = await self.guest.request("POST", route, form, [("Content-Type", content_type)])
-        if reply.status != 200:
-            raise GuestError(
-                f"the guest server answered POST {route} with {reply.status}: {reply.body[:300]!r}",
-                guest_status=reply.status,
-            )
-        return reply.body
+            await upload_as_user(self.guest, path, content)
 
     async def step(self, action: str) -> Mapping[str, Json]:
         """One action of the agent: pyautogui code, or WAIT, DONE or FAIL.
@@ -549,3 +534,24 @@ async def execute_as_user(
         return CommandResult(int(reply["returncode"]), str(reply["output"]), str(reply["error"]))
     except (TypeError, KeyError, ValueError) as e:
         raise GuestError(f"the guest server answered {route} with {str(reply)[:200]}") from e
+
+
+async def upload_as_user(guest: GuestClient, path: str, content: bytes) -> None:
+    """Write a file by the guest server as uid 1000; raises GuestError when it cannot be written."""
+    boundary = f"drums-{uuid.uuid4().hex}"
+    begin = f'--{boundary}\r\nContent-Disposition: form-data; name="'
+    form = f'{begin}file_path"\r\n\r\n{path}\r\n{begin}file_data"; filename="file"\r\n\r\n'.encode(
+        errors="surrogateescape"
+    )
+    form += content + f"\r\n--{boundary}--\r\n".encode()
+    await _form(guest, "/setup/upload", form, f"multipart/form-data; boundary={boundary}")
+
+
+async def _form(guest: GuestClient, route: str, form: bytes, content_type: str) -> bytes:
+    reply = await guest.request("POST", route, form, [("Content-Type", content_type)])
+    if reply.status != 200:
+        raise GuestError(
+            f"the guest server answered POST {route} with {reply.status}: {reply.body[:300]!r}",
+            guest_status=reply.status,
+        )
+    return reply.body
