@@ -112,6 +112,22 @@ class EventGate(Protocol):
         """A failed finding when the event breaks this gate, else None. Must not block."""
 
 
+class CommandOutcome(Protocol):
+    """What a command in the desktop did, whoever says so."""
+
+    @property
+    def returncode(self) -> int:
+        """Its exit code."""
+
+    @property
+    def output(self) -> str:
+        """Its standard output."""
+
+    @property
+    def error(self) -> str:
+        """Its standard error."""
+
+
 @attrs.frozen
 class CommandResult:
     """What a command in the desktop did. `output` and `error` are its streams, decoded with replacement."""
@@ -220,6 +236,48 @@ class CheckContext:
     scratch: Path
     worker_cgroups: tuple[Path, ...] = ()
     findings: dict[str, Json] = attrs.field(factory=dict)
+
+
+class VerifiedDesktop(Protocol):
+    """What an operator's verifier, `FN(desktop, task, **options)`, is given: the final desktop, to look at.
+
+    It runs in a worker of its own. What is asked is done in the desktop as the agent's user. A request that the desktop
+    does not answer ends the verifier, and there is no score: that is never the agent's failure. Paths begin at `/`, or
+    with `~/` or nothing at the agent's home.
+    """
+
+    last_action: str | None  # the agent's; None when there was none
+
+    def read_file(self, path: str) -> bytes:
+        """A file's content.
+
+        Raises:
+            FileNotFoundError: it is not there.
+            ValueError: it is a folder, or something else that is no regular file.
+        """
+
+    def exists(self, path: str) -> bool:
+        """Whether there is anything at a path; a dangling link is nothing."""
+
+    def is_folder(self, path: str) -> bool:
+        """Whether there is a folder at a path."""
+
+    def list_directory(self, path: str) -> dict[str, Json]:
+        """The tree below a folder: `type` (directory, file), `name`, `children`; raises `NotADirectoryError`."""
+
+    def execute(
+        self, command: str | Sequence[str], *, shell: bool | None = None, timeout_s: float = 60.0
+    ) -> CommandOutcome:
+        """Run a command to its end; a line is the shell's, a list is not. It must not change the desktop."""
+
+    def screenshot(self) -> bytes:
+        """The screen as PNG."""
+
+    def windows(self) -> list[dict[str, Json]]:
+        """The windows: `id`, `title`, `class` (instance and class), `pid`, `x`, `y`, `width`, `height`, `active`."""
+
+    def accessibility(self) -> str:
+        """The accessibility tree as XML, in OSWorld's form."""
 
 
 class Checker(Protocol):

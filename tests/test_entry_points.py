@@ -92,7 +92,7 @@ def test_checkers_and_catalogues(name: str, module: str) -> None:
 def test_what_scores_and_what_lists_tasks() -> None:
     """OSWorld's functions and operators' verifiers score; OSWorld's tasks are listed."""
     registry = build_manager().registry
-    assert {"osworld_checker"} <= set(registry.checkers)
+    assert {"osworld_checker", "drums_verifier"} <= set(registry.checkers)
     assert set(registry.catalogues) == {"osworld_catalogue"}
 
 
