@@ -100,12 +100,15 @@ _ELSEWHERE = {
 """Where a public name is that is no error of `drums.errors`."""
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_ELSEWHERE.get(name, "drums.errors")), name)
-    globals()[name] = value
-    return value
+# Type checkers read the imports above; to them this would make every name one of the package's.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(_ELSEWHERE.get(name, "drums.errors")), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

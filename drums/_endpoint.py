@@ -101,7 +101,7 @@ def _parse(url: str) -> Endpoint:
     if url.startswith("unix:"):
         path = url.removeprefix("unix:")
         path = path.removeprefix("//") if path.startswith("///") else path
-        if not path.startswith("/") or "\0" in path:
+        if not re.match("/[^/]", path) or "\0" in path:
             raise ConfigError(f"{url!r} names no unix socket, expected unix:/path", path="DRUMS_URL")
         return Endpoint(f"unix:{path}", path, True, None)
     match = _URL.fullmatch(url)

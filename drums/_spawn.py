@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import socket
@@ -46,8 +47,8 @@ def is_wanted(url: str | None) -> bool:
 
 
 def _lack() -> str:
-    if not hasattr(os, "geteuid"):
-        return "desktops need Linux"
+    if sys.platform != "linux":
+        return f"desktops need Linux, and this is {sys.platform}"
     if os.geteuid() != 0:
         return f"it needs root, and this is uid {os.geteuid()}"
     if missing := [name for name in _EXTRAS if importlib.util.find_spec(name) is None]:
@@ -60,14 +61,14 @@ class SpawnedDaemon:
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="drums-"))
-        self._log = self._folder / "log"
-        self._socket = self._folder / "socket"
-        serve = [sys.executable, "-m", "drums", "serve", "--listen", f"unix:{self._socket}"]
-        with self._log.open("wb") as log:
+        self._log, self._ready = self._folder / "log", self._folder / "ready"
+        self._url = f"unix:{self._folder / 'socket'}"
+        serve = [sys.executable, "-m", "drums", "serve", "--json", "--unix", self._url.removeprefix("unix:")]
+        with self._log.open("wb") as log, self._ready.open("wb") as ready:
             self._keeper = subprocess.Popen(
-                [sys.executable, "-m", "drums._keeper", *serve],
+                [sys.executable, "-m", "drums._keeper", str(self._folder), *serve],
                 stdin=subprocess.PIPE,
-                stdout=log,
+                stdout=ready,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C is for the client, which then closes its desktops
             )
@@ -80,26 +81,22 @@ class SpawnedDaemon:
             DaemonUnreachable: it does not; the message has the end of its log.
         """
         deadline = time.monotonic() + START_S
-        while not self._answers():
-            if self._keeper.poll() is not None or time.monotonic() > deadline:
-                why = "it ended" if self._keeper.poll() is not None else f"it does not answer within {START_S:g} s"
+        while not (line := self._ready.read_text()).endswith("\n"):
+            ended = self._keeper.poll() is not None
+            if ended or time.monotonic() > deadline:
                 lines = self._log.read_text(errors="replace").strip().splitlines()[-5:]
-                last_words = " / ".join(lines)[-500:] or "it said nothing"
                 raise DaemonUnreachable(
-                    f"a daemon was started for this program, and {why}: {last_words}",
+                    "a daemon was started for this program, and it "
+                    + ("ended" if ended else f"is not ready within {START_S:g} s")
+                    + f": {' / '.join(lines)[-500:] or 'it said nothing'}",
                     hint="see `drums doctor`, and what `drums serve` says",
-                    url=f"unix:{self._socket}",
+                    url=self._url,
                     may_have_arrived=False,
                     again=False,
                 )
-            yield Pause(0.05)
+            yield Pause(0.02)
         # A token of the environment is another daemon's.
-        environ = {k: v for k, v in os.environ.items() if k != "DRUMS_TOKEN"}
-        return find_endpoint(f"unix:{self._socket}", environ=environ)
-
-    def _answers(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as probe:
-            return probe.connect_ex(str(self._socket)) == 0
+        return find_endpoint(self._url, Path(json.loads(line)["token_file"]).read_text("ascii"))
 
     def stopped(self) -> Flow[None]:
         """End it with all its desktops, and wait for that; twice is once."""
@@ -111,5 +108,5 @@ class SpawnedDaemon:
                 self._keeper.kill()
                 self._keeper.wait()
                 break
-            yield Pause(0.05)
+            yield Pause(0.02)
         shutil.rmtree(self._folder, ignore_errors=True)

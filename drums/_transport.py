@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Generator, Mapping
@@ -240,23 +241,29 @@ def _options(endpoint: Endpoint) -> dict[str, Any]:
         "headers": headers,
         # A redirect could carry the token to another host.
         "follow_redirects": False,
+        "limits": _limits(),
         # Proxies and netrc of the environment: never where the token travels in the clear or stays on this machine.
         "trust_env": endpoint.is_encrypted,
     }
+
+
+def _limits() -> httpx2.Limits:
+    """As many connections as there are calls under way."""
+    import httpx2
+
+    return httpx2.Limits(keepalive_expiry=_KEEPALIVE_S)
 
 
 def _wire_options(endpoint: Endpoint) -> dict[str, Any]:
     """What the transport of a connection without TLS is made with."""
     import ssl
 
-    import httpx2
-
     return {
         "uds": endpoint.socket,
         # Not used; and an empty context trusts nobody, and is there in no time.
         "verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
         "trust_env": False,
-        "limits": httpx2.Limits(keepalive_expiry=_KEEPALIVE_S),
+        "limits": _limits(),
         "socket_options": None if endpoint.socket is not None else _keepalive(),
     }
 
@@ -314,38 +321,43 @@ def _reply(request: Request, response: httpx2.Response) -> Reply:
 
 @attrs.define
 class StreamReader:
-    """Takes the lines of a long call's event stream until one event holds the answer."""
+    """Takes all lines of a long call's event stream; the first `result` or `problem` in it is the answer."""
 
     request: Request
+    answer: tuple[str, str] | None = None
     _event: str = ""
     _data: list[str] = attrs.field(factory=list)
 
-    def take(self, line: str) -> Reply | None:
-        """The answer, once the line that ends it is there."""
-        name, _, value = line.partition(":")
-        if line and not name:
-            return None  # a comment: the call goes on
+    def take(self, line: str) -> None:
+        """One line. Nothing is raised here: an asynchronous stream has to be read to its end."""
+        if not line:
+            if self._event in ("result", "problem") and self.answer is None:
+                self.answer = self._event, "\n".join(self._data)
+            self._event, self._data = "", []
+            return
+        name, _, value = line.partition(":")  # without a name it is a comment: the call goes on
         value = value.removeprefix(" ")
         if name == "event":
             self._event = value
         elif name == "data":
             self._data.append(value)
-        if line:
-            return None
-        event, data = self._event, "\n".join(self._data)
-        self._event, self._data = "", []
-        if event not in ("result", "problem"):
-            return None
+
+    def reply(self, endpoint: Endpoint) -> Reply:
+        """The answer, as if it had come without a stream.
+
+        Raises:
+            DaemonUnreachable: the stream ended before there was one.
+            DrumsError: it is none.
+        """
+        if self.answer is None:
+            raise _broken("the stream ended before the answer", self.request, endpoint)
+        event, data = self.answer
         document = Reply(self.request, 200, {"content-type": "text/event-stream"}, data.encode()).object()
         status = document.get("status")
-        body = document if event == "problem" else document.get("body")
         if not isinstance(status, int):
             raise DrumsError(f"{self.request} was answered with an event without a status: {data[:200]!r}")
+        body = document if event == "problem" else document.get("body")
         return Reply(self.request, status, {"content-type": "application/json"}, json.dumps(body).encode())
-
-    def ended(self, endpoint: Endpoint) -> DaemonUnreachable:
-        """What to raise when the stream ended before the answer."""
-        return _broken("the stream ended before the answer", self.request, endpoint)
 
 
 def _unreachable(error: httpx2.TransportError, request: Request, endpoint: Endpoint) -> DaemonUnreachable:
@@ -377,6 +389,11 @@ def _broken(reason: str, request: Request, endpoint: Endpoint) -> DaemonUnreacha
     )
 
 
+def _no_url(error: httpx2.InvalidURL, request: Request, endpoint: Endpoint) -> ConfigError:
+    said = f"{request} of {endpoint.url!r} makes no URL: {error}"
+    return ConfigError(said if len(said) < 300 else f"{said[:100]}… makes no URL: {error}", path="DRUMS_URL")
+
+
 def _closed(endpoint: Endpoint) -> DrumsError:
     return DrumsError(f"this client of {endpoint.url!r} is closed", hint="make another with drums.connect()")
 
@@ -395,6 +412,7 @@ class SyncTransport:
         self.endpoint = endpoint
         self.is_closed = False
         self._http: httpx2.Client | None = None
+        self._connecting = threading.Lock()
 
     def run(self, flow: Flow[T]) -> T:
         """Carry out to the end and return the flow's result; its errors are the caller's."""
@@ -421,20 +439,23 @@ class SyncTransport:
 
         if self.is_closed:
             raise _closed(self.endpoint)
-        if self._http is None:
-            self._http = self._connect()
+        reader = StreamReader(step)
         try:
+            with self._connecting:
+                if self._http is None:
+                    self._http = self._connect()
             with self._http.stream(**_arguments(step)) as response:
                 if not _is_stream(response):
                     response.read()
                     return _reply(step, response)
-                reader = StreamReader(step)
                 for line in response.iter_lines():
-                    if reply := reader.take(line):
-                        return reply
-            raise reader.ended(self.endpoint)
+                    reader.take(line)
         except httpx2.TransportError as e:
-            raise _unreachable(e, step, self.endpoint) from e
+            if reader.answer is None:
+                raise _unreachable(e, step, self.endpoint) from e
+        except httpx2.InvalidURL as e:
+            raise _no_url(e, step, self.endpoint) from e
+        return reader.reply(self.endpoint)
 
     def _connect(self) -> httpx2.Client:
         import httpx2
@@ -483,20 +504,22 @@ class AsyncTransport:
 
         if self.is_closed:
             raise _closed(self.endpoint)
-        if self._http is None:
-            self._http = self._connect()
+        reader = StreamReader(step)
         try:
+            if self._http is None:
+                self._http = self._connect()
             async with self._http.stream(**_arguments(step)) as response:
                 if not _is_stream(response):
                     await response.aread()
                     return _reply(step, response)
-                reader = StreamReader(step)
                 async for line in response.aiter_lines():
-                    if reply := reader.take(line):
-                        return reply
-            raise reader.ended(self.endpoint)
+                    reader.take(line)
         except httpx2.TransportError as e:
-            raise _unreachable(e, step, self.endpoint) from e
+            if reader.answer is None:
+                raise _unreachable(e, step, self.endpoint) from e
+        except httpx2.InvalidURL as e:
+            raise _no_url(e, step, self.endpoint) from e
+        return reader.reply(self.endpoint)
 
     def _connect(self) -> httpx2.AsyncClient:
         import httpx2

@@ -41,7 +41,12 @@ from drums_core.gating import GateSet
 from drums_core.golden import ensure_golden
 from drums_core.image.store import Image, ImageStore
 from drums_core.journal import ALIVE, Journal, JournalError, open_journal
-from drums_core.leftovers import clear_checkpoints, clear_slots, clear_worker_cgroups
+from drums_core.leftovers import (
+    clear_checkpoints,
+    clear_slots,
+    clear_worker_cgroups,
+    namespaces_of_strangers,
+)
 from drums_core.model import DesktopEvent, Json, PluginId, Quarantined, Reward, Task, Validity
 from drums_core.plugins import Plugins, build_manager
 from drums_core.services import Interposer, Services
@@ -56,6 +61,7 @@ from drums_core.watcher import ProcessWatcher
 
 _log = structlog.get_logger("drums.host")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+FLUSH_LIMIT_S = 30.0
 UNSET: Any = object()  # a ttl that was not given: the host's default
 
 
@@ -337,8 +343,9 @@ class Host:
 
     def _on_verdict(self, episode: Episode, validity: Validity) -> None:
         self.journal.judged(episode, validity)
-        data = {"verdict": validity.verdict.value, "bad_gates": list(validity.bad_gates)}
-        self.publish("verdict", episode.slot, {**data, "reasons": list(validity.invalid_reasons)}, episode.id)
+        data: dict[str, Json] = {"verdict": validity.verdict.value, "bad_gates": list(validity.bad_gates)}
+        data |= {"reasons": list(validity.invalid_reasons), "causes": [c.value for c in validity.causes]}
+        self.publish("verdict", episode.slot, data, episode.id)
         self._observe("drums_episode_judged", slot=episode.slot, episode=episode.id, validity=validity)
 
     def _observe(self, hook: str, **facts: Any) -> None:
@@ -429,7 +436,7 @@ async def open_host(
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < OPEN_FILES[1]:
         raise PrerequisiteError(
-            f"the hard limit of open files is {hard}, at least {OPEN_FILES[1]} is needed: CRIU would lower the desktops'",
+            f"the hard limit of open files is {hard}, at least {OPEN_FILES[1]} is needed by desktops",
             hint=f"ulimit -Hn {OPEN_FILES[1]}, or LimitNOFILE= in the service's unit",
         )
     found = plugins or build_manager()
@@ -445,22 +452,34 @@ async def open_host(
         journal = await trio.to_thread.run_sync(open_journal, config.state_dir, services.instance)
         stack.callback(journal.close)
         problem: BaseException | None = None
+        # What is recorded while the desktops close must still be written, so that a cancellation from outside, which
+        # ends the nursery's other tasks, does not end this one.
+        writing = trio.CancelScope(shield=True)
+
+        async def write_journal() -> None:
+            with writing:
+                await journal.run()
+
         async with trio.open_nursery() as nursery:
             host = Host(services, found, images, nursery, checkers, catalogues, journal, EventBus(), slots)
             nursery.start_soon(services.watcher.run)
-            nursery.start_soon(journal.run)
+            nursery.start_soon(write_journal)
             try:
                 yield host
             except BaseException as e:  # noqa: BLE001 - raised again below
                 # The nursery would wrap the caller's own error in a group.
                 problem = e
             finally:
-                with trio.CancelScope(shield=True):
-                    await _close_slots(host)
-                    with suppress(JournalError):  # logged; what is left is tried again as it closes
-                        await journal.flush()
-                host.unlock_images()
-                nursery.cancel_scope.cancel()
+                try:
+                    with trio.CancelScope(shield=True):
+                        await _close_slots(host)
+                        # What is left is tried again as the journal closes; a failure is logged.
+                        with suppress(JournalError), trio.move_on_after(FLUSH_LIMIT_S):
+                            await journal.flush()
+                finally:
+                    host.unlock_images()
+                    writing.cancel()
+                    nursery.cancel_scope.cancel()
         if problem is not None:
             raise problem
 
@@ -523,6 +542,7 @@ async def _open_services(
     def namespaces_of_others(slot: str) -> Mapping[str, Mapping[str, int]]:
         # One that is still being rebuilt has none yet; it looks at this one in its turn.
         found = {s.id: s.desktop.namespaces for s in slots.values() if s.id != slot and s.desktop}
+        found |= namespaces_of_strangers(state / "slots", {slot, *slots})
         return {identity: namespaces for identity, namespaces in found.items() if namespaces}
 
     watcher = ProcessWatcher(on_event, acted, on_kill)

@@ -9,14 +9,14 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 import structlog
 
 from drums_core.checkpoint import MANIFEST, CheckpointStore
 from drums_core.durable import take_lock
-from drums_core.evidence.processes import is_running
+from drums_core.evidence.processes import is_running, namespace_inodes
 from drums_core.sys.cgroups import cgroup_names, existing_cgroup
 from drums_core.sys.removal import remove_tree, unmount_below
 
@@ -62,6 +62,21 @@ def _clear_slot(folder: Path) -> None:
         time.sleep(0.01)
     unmount_below(folder)
     remove_tree(folder)
+
+
+def namespaces_of_strangers(slots_dir: Path, known: Container[str]) -> dict[str, dict[str, int]]:
+    """The namespaces of desktops of other hosts that are open on the same state folder, by slot id."""
+    found = {}
+    for folder in slots_dir.iterdir():
+        if folder.name in known:
+            continue
+        try:
+            record = json.loads((folder / "slot.json").read_bytes())
+            if is_running(int(record["pid1"]), int(record["start"])):
+                found[folder.name] = namespace_inodes(int(record["pid1"]))
+        except (OSError, ValueError, KeyError):
+            continue  # it is being made, or being removed
+    return found
 
 
 def clear_worker_cgroups() -> None:

@@ -51,7 +51,9 @@ class DesktopStepContext:
         desktop = self.slot.desktop
         assert desktop is not None
         try:
-            reply = await desktop.provisioner.run_step(command, shell=shell, timeout_s=timeout_s)
+            reply = await desktop.provisioner.run_step(
+                command, shell=shell, timeout_s=timeout_s, alone=self.slot.has_acted
+            )
         finally:
             desktop.track_processes()
         return CommandResult(int(reply["returncode"]), str(reply["output"]), str(reply["error"]))

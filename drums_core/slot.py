@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import os
 import time
-import urllib.parse
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -197,11 +196,14 @@ class Slot:
                 self._require_ready(self.task.config[0].type)
                 await run_steps(self, self.task.config)
             await self.host.journal.flush()  # an episode that is answered is on disk
+            if self.state is SlotState.FAILED:
+                raise DesktopError(f"slot {self.id}: {self.reason} during its set-up")
         except BaseException as e:
             await self._end_desktop()
             self._enter(SlotState.FAILED, f"{type(e).__name__}: {e}")
             raise
-        self._enter(SlotState.UP)
+        if self.state is SlotState.STARTING:  # not quarantined meanwhile
+            self._enter(SlotState.UP)
 
     def _require_ready(self, first_step: str) -> None:
         """A set-up cannot run in a desktop that does not answer; without one the episode is just invalid."""
@@ -433,8 +435,7 @@ class Slot:
             GuestError: it cannot be read; `.guest_status` is 404 when it is not there.
         """
         self._require("read_file", (SlotState.UP, SlotState.QUARANTINED))
-        form = urllib.parse.urlencode({"file_path": path}, errors="surrogateescape").encode()
-        return await _form(self.guest, "/file", form, "application/x-www-form-urlencoded")
+        return await _form(self.guest, "/file", file_path=path.encode(errors="surrogateescape"))
 
     async def write_file(self, path: str, content: bytes) -> None:
         """Write a regular file of the desktop as the agent's user; its folders are made, an old file is overwritten.
@@ -538,17 +539,17 @@ async def execute_as_user(
 
 async def upload_as_user(guest: GuestClient, path: str, content: bytes) -> None:
     """Write a file by the guest server as uid 1000; raises GuestError when it cannot be written."""
+    await _form(guest, "/setup/upload", file_path=path.encode(errors="surrogateescape"), file_data=content)
+
+
+async def _form(guest: GuestClient, route: str, **fields: bytes) -> bytes:
     boundary = f"drums-{uuid.uuid4().hex}"
-    begin = f'--{boundary}\r\nContent-Disposition: form-data; name="'
-    form = f'{begin}file_path"\r\n\r\n{path}\r\n{begin}file_data"; filename="file"\r\n\r\n'.encode(
-        errors="surrogateescape"
-    )
-    form += content + f"\r\n--{boundary}--\r\n".encode()
-    await _form(guest, "/setup/upload", form, f"multipart/form-data; boundary={boundary}")
-
-
-async def _form(guest: GuestClient, route: str, form: bytes, content_type: str) -> bytes:
-    reply = await guest.request("POST", route, form, [("Content-Type", content_type)])
+    parts = [
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode() + value + b"\r\n"
+        for name, value in fields.items()
+    ]
+    form = b"".join([*parts, f"--{boundary}--\r\n".encode()])
+    reply = await guest.request("POST", route, form, [("Content-Type", f"multipart/form-data; boundary={boundary}")])
     if reply.status != 200:
         raise GuestError(
             f"the guest server answered POST {route} with {reply.status}: {reply.body[:300]!r}",

@@ -22,6 +22,7 @@ _GONE = (FileNotFoundError, ProcessLookupError, NotADirectoryError)
 OWN_PATIENCE_S = 0.2
 OTHERS_PATIENCE_S = 5.0
 _LISTED_DEPTH = {"slots": 2, "run": 3, "checkpoints": 8, "images": 2}
+_JOURNAL = "journal.sqlite"  # it is meant to last; and SQLite closes its files when a process's last user is done
 _TEMPORARY = ("drums", ".criu", "cr-", "crtools")  # drums' own, and CRIU's
 
 _OTHER_HOSTS = "other hosts of drums"  # they make and remove the cgroup that all hosts share
@@ -178,7 +179,9 @@ def _files(top: Path, depth: int) -> Iterator[str]:
 def _descriptors() -> Iterator[str]:
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the listing's own
-            yield f"descriptor {fd} {os.readlink(f'/proc/self/fd/{fd}')}"
+            target = os.readlink(f"/proc/self/fd/{fd}")
+            if _JOURNAL not in target:
+                yield f"descriptor {fd} {target}"
 
 
 def take(state_dir: Path, *, descriptors: bool = True, processes: bool = True) -> Snapshot:
@@ -197,7 +200,7 @@ def take(state_dir: Path, *, descriptors: bool = True, processes: bool = True) -
     found.update(f"link {name}" for name in os.listdir("/sys/class/net"))
     for name, depth in _LISTED_DEPTH.items():
         found.update(_files(state_dir / name, depth))
-    found.update(f"file {state_dir / name}" for name in os.listdir(state_dir))
+    found.update(f"file {state_dir / name}" for name in os.listdir(state_dir) if not name.startswith(_JOURNAL))
     temporary = tempfile.gettempdir()
     found.update(f"file {temporary}/{name}" for name in os.listdir(temporary) if name.startswith(_TEMPORARY))
     if processes:

@@ -294,7 +294,7 @@ def test_a_crash_of_the_agents_is_added(played: Played, name: str) -> None:
     line = after.lines["no_app_crash"]
     assert line["cause"] == "agent" and set(after.causes) == {"agent"}
     assert f"died of {name if name.startswith('SIG') else 'SIGABRT'}" in line["reason"]
-    # On a busy host a process may be gone before its pid inside and its name could be read; its name is then the old one.
+    # On a busy host a process may be gone before its pid inside and its new name could be read.
     assert line["observed"]["command"] in ("python3", "sh"), line
     assert line["observed"]["pid"] > 1 or "pid inside unknown" in line["reason"]
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,8 +15,8 @@ from drums_core.commands.output import configure_logging, print_json, print_tabl
 from drums_core.config import load_config
 from drums_core.host import Host, open_host
 from drums_core.model import Reward
-from drums_core.services import Interposition
 from drums_core.slot import Slot, SlotState, first_error
+from drums_core.testing.faults import FaultInjector, fault
 
 OSWORLD_TASK = "e0df059f"
 """OSWorld: rename the folder todo_list_Jan_1, which root made on the user's desktop, to todo_list_Jan_2."""
@@ -60,7 +59,7 @@ class Demo:
     """Runs the scenes and collects rows and timings (milliseconds)."""
 
     host: Host
-    fault: PlantedFault
+    faults: FaultInjector
     progress: Callable[[str, float], None]
     rows: list[Row] = attrs.field(factory=list)
     timings_ms: dict[str, float] = attrs.field(factory=dict)
@@ -114,9 +113,10 @@ class Demo:
             self.report = [dict(line) for line in slot.gates()["gates"]["gates"]]
 
     async def _broken(self, task: str) -> None:
-        async with self.fault.armed() as arm, await self.host.create(task) as slot:
+        async with await self.host.create(task) as slot:
             await slot.wait_valid()
-            arm(slot.id)
+            # A process of the host appends a byte to a file of the home while the desktop is held.
+            self.faults.arm(fault("state_hash"), slot=slot.id)
             await slot.reset()
             await self.judge("planted fault: a file changed while held", slot, (False, 0.0))
 
@@ -127,30 +127,6 @@ class Demo:
             await slot.release()
             await slot.reset()
             await self.judge("released and reset", slot, (True, 0.0))
-
-
-@attrs.define
-class PlantedFault:
-    """One real fault: a process of the host appends a byte to a file of a desktop that is held before its first
-    instruction, so that what was restored is no longer what was dumped."""
-
-    _slot: str = ""
-
-    @asynccontextmanager
-    async def armed(self) -> AsyncIterator[Callable[[str], None]]:
-        """Gives a function that arms it for a slot's next restore."""
-        try:
-            yield self._arm
-        finally:
-            self._slot = ""
-
-    def _arm(self, slot: str) -> None:
-        self._slot = slot
-
-    async def __call__(self, at: Interposition) -> None:
-        """Plant it at its point."""
-        if at.point == "pre_resume" and at.slot == self._slot:
-            await trio.run_process(["/bin/sh", "-c", 'echo >> "$1"', "sh", str(at.root / "home/user/.profile")])
 
 
 def _folders(slot: Slot) -> tuple[str, str]:
@@ -187,9 +163,9 @@ def _rename(old: str, new: str) -> str:
 
 async def _demo(picture: Path, progress: Callable[[str, float], None]) -> Demo:
     config = load_config()
-    fault = PlantedFault()
-    async with open_host(config, interposer=fault) as host:
-        demo = Demo(host, fault, progress)
+    faults = FaultInjector()
+    async with open_host(config, interposer=faults) as host:
+        demo = Demo(host, faults, progress)
         await host.golden(config.image)
         await demo.run(OSWORLD_TASK if config.osworld else OWN_TASK, picture)
         return demo

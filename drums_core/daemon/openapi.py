@@ -105,7 +105,10 @@ def _parameters(operation: Operation, components: dict[str, Any]) -> list[dict[s
 
 def _body(operation: Operation, components: dict[str, Any]) -> dict[str, Any] | None:
     if operation.raw_body:
-        return {"required": True, "content": _content({"type": "string", "format": "binary"}, "application/octet-stream")}
+        return {
+            "required": True,
+            "content": _content({"type": "string", "format": "binary"}, "application/octet-stream"),
+        }
     if operation.body is None:
         return None
     required = any(f.default is attrs.NOTHING for f in attrs.fields(operation.body))

@@ -1,4 +1,4 @@
-"""What travels: a class per request and answer. The routes check bodies against them, `/openapi.json` is made of them."""
+"""What travels: a class per request and answer. Bodies are checked against them; `/openapi.json` is made of them."""
 
 # No `from __future__ import annotations`: the types are read at run time.
 

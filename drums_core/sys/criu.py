@@ -28,6 +28,7 @@ from drums_core.sys.helper import Plan, start_helper
 
 GHOST_LIMIT_BYTES = 64 << 20
 _MESSAGE_BYTES = 1 << 20
+_LAST_WORDS_S = 0.05
 _ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 DEV_KEY = "dev"
 # Lines that every dump or restore has: CRIU tries to raise its own limits, loads empty iptables rules with programs
@@ -97,16 +98,26 @@ class _Session:
 
     async def receive(self) -> Any:
         """The next message; raises ConnectionError when CRIU is gone and TimeoutError when it is silent."""
+        data = b""
         with trio.move_on_after(self._timeout_s) as scope:
-            data = await self._socket.recv(_MESSAGE_BYTES)
+            async with trio.open_nursery() as nursery:
+                # The tasks that it forks hold its end of the socket open for a while: the end of file can be late.
+                nursery.start_soon(self._give_up_at_end, nursery.cancel_scope)
+                data = await self._socket.recv(_MESSAGE_BYTES)
+                nursery.cancel_scope.cancel()
         if scope.cancelled_caught:
-            raise TimeoutError(f"criu was silent for {self._timeout_s} s")
+            raise TimeoutError(f"criu was silent for {self._timeout_s:g} s")
         if not data:
             code = await self.process.wait()
             raise ConnectionError(f"criu ended in the middle, {_ended(code)}")
         message = self.rpc.criu_resp()
         message.ParseFromString(data)
         return message
+
+    async def _give_up_at_end(self, scope: trio.CancelScope) -> None:
+        await self.process.wait()
+        await trio.sleep(_LAST_WORDS_S)  # for what it said before
+        scope.cancel()
 
     def close_socket(self) -> None:
         self._socket.close()

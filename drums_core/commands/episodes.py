@@ -1,0 +1,104 @@
+"""`drums episodes`: what the journal has, read from its file: no daemon is needed."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from drums.errors import DrumsError
+from drums_core.commands.output import print_json, print_table
+from drums_core.config import load_config
+from drums_core.journal import read_episode, read_episodes
+
+
+@click.group()
+def episodes() -> None:
+    """List and show the episodes of this host, with their verdicts and rewards.
+
+    \b
+    sudo drums episodes ls --limit 20
+    sudo drums episodes show e-0123456789abcdef --json
+    """
+
+
+def _when(seconds: float | None) -> str:
+    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _score(score: float | None) -> str:
+    return "-" if score is None else f"{score:g}"
+
+
+def _not_there(identity: str) -> DrumsError:
+    return DrumsError(f"no episode {identity!r} in {str(load_config().state_dir)!r}", hint="see drums episodes ls")
+
+
+@episodes.command()
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many at most.")
+@click.option("--before", help="Only episodes older than this one.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def ls(limit: int, before: str | None, as_json: bool) -> None:
+    """List episodes, newest first.
+
+    \b
+    sudo drums episodes ls --json
+    """
+    try:
+        found = read_episodes(load_config().state_dir, limit=limit, before=before)
+    except LookupError as e:
+        raise _not_there(str(before)) from e
+    if as_json:
+        print_json({"episodes": found})
+        return
+    rows = [
+        [
+            e["id"],
+            _when(e["started_at"]),
+            e["origin"],
+            (e["task"] or "-")[:13],
+            e["verdict"],
+            _score(e["score"]),
+            _why(e),
+        ]
+        for e in found
+    ]
+    print_table("episodes", ["episode", "started", "origin", "task", "verdict", "score", "failed gates"], rows)
+
+
+def _why(episode: dict[str, Any]) -> str:
+    return ", ".join(episode["bad_gates"]) or "-"
+
+
+@episodes.command()
+@click.argument("episode")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with all that was observed.")
+def show(episode: str, as_json: bool) -> None:
+    """Show one EPISODE with its gates, quarantines and rewards.
+
+    \b
+    sudo drums episodes show e-0123456789abcdef
+    """
+    try:
+        found = read_episode(load_config().state_dir, episode)
+    except LookupError as e:
+        raise _not_there(episode) from e
+    if as_json:
+        print_json(found)
+        return
+    facts = ("id", "slot", "origin", "task", "image", "checkpoint", "verdict")
+    rows = [[name, str(found[name] or "-")] for name in facts]
+    rows += [["started", _when(found["started_at"])], ["ended", _when(found["ended_at"])]]
+    rows += [["invalid", reason] for reason in found["invalid_reasons"]]
+    rows += [["quarantined", q["reason"]] for q in found["quarantines"]]
+    rows += [
+        [
+            "reward",
+            f"score {_score(r['score'])}, {r['verdict']}, {r['checker_error'] or r['checker_skipped'] or 'scored'}",
+        ]
+        for r in found["rewards"]
+    ]
+    print_table("episode", ["what", "value"], rows)
+    gates = [[g["gate"], g["status"], g["phase"], g["reason"]] for g in found["gates"]]
+    print_table("gates", ["gate", "status", "phase", "reason"], gates)

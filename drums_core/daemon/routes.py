@@ -1,0 +1,507 @@
+"""The routes: each takes a checked body, calls the host, and gives its answer as JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+import attrs
+import trio
+
+import drums
+from drums.errors import ConfigError, GuestError
+from drums.reward import Verdict
+from drums_core.checkpoint import Manifest
+from drums_core.daemon import wire
+from drums_core.daemon.answers import Answer, EventFeed, Following
+from drums_core.daemon.metrics import MEDIA_TYPE as METRICS_TYPE
+from drums_core.daemon.metrics import Metrics
+from drums_core.daemon.problems import CheckpointNotFound, EpisodeNotFound, of_file
+from drums_core.host import Host
+from drums_core.journal import read_episode, read_episodes
+from drums_core.model import Json, Task
+from drums_core.slot import Slot
+
+T = TypeVar("T")
+LONGEST_WAIT_S = 600.0
+_LOOK_S = 0.5
+
+
+@attrs.define
+class Call:
+    """One request.
+
+    Args:
+        nursery: for what goes on when the caller leaves.
+        parameters: of the path.
+        body: an object of the route's class, or the bytes themselves.
+        query: likewise.
+        authorized: whether the token was presented.
+        following: whose events the caller sees as progress.
+    """
+
+    host: Host
+    metrics: Metrics
+    nursery: trio.Nursery
+    parameters: Mapping[str, str]
+    body: Any
+    query: Any
+    authorized: bool
+    following: Following
+
+    def slot(self) -> Slot:
+        """The slot of the path, followed from now on."""
+        slot = self.host.slot(self.parameters["slot"])
+        self.following.slots.add(slot.id)
+        return slot
+
+    async def to_its_end(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run something that goes on when the caller leaves."""
+        return await to_its_end(self.nursery, work)
+
+
+async def to_its_end(nursery: trio.Nursery, work: Callable[[], Awaitable[T]]) -> T:
+    """Run something in another nursery: cancelling the caller does not cancel it."""
+    done = trio.Event()
+    results: list[T] = []
+    problems: list[Exception] = []
+
+    async def run() -> None:
+        try:
+            results.append(await work())
+        except Exception as e:  # noqa: BLE001 - raised in the caller
+            problems.append(e)
+        finally:
+            done.set()
+
+    nursery.start_soon(run)
+    await done.wait()
+    if problems:
+        raise problems[0]
+    if not results:
+        raise trio.ClosedResourceError("the daemon stops")
+    return results[0]
+
+
+@attrs.frozen
+class Operation:
+    """A route.
+
+    Args:
+        name: its id in the OpenAPI document.
+        answer: the class of its answer, a media type, or None for no content.
+        body: the class of its body, None when it takes none.
+        mutating: whether it takes an idempotency key.
+        long: whether it can stream its progress.
+        acts: whether it may have acted though its answer is lost: with a key it goes on when its caller leaves.
+    """
+
+    name: str
+    method: str
+    path: str
+    summary: str
+    handler: Callable[[Call], Awaitable[Any]]
+    answer: type | str | None
+    status: int = 200
+    body: type | None = None
+    query: type | None = None
+    raw_body: bool = False
+    mutating: bool = False
+    long: bool = False
+    acts: bool = False
+    needs_token: bool = True
+
+    @property
+    def path_parameters(self) -> list[str]:
+        """Their names."""
+        return re.findall(r"{(\w+)}", self.path)
+
+
+# --- documents
+
+
+def slot_document(slot: Slot) -> dict[str, Json]:
+    """A slot as JSON."""
+    document = slot.describe()
+    document["ttl"] = document.pop("ttl_s")
+    document["expires_in"] = document.pop("expires_in_s")
+    return document
+
+
+def task_document(task: Task) -> dict[str, Json]:
+    """A task as JSON."""
+    document = attrs.asdict(task)
+    document["config"] = [{"type": s.type, "parameters": dict(s.parameters)} for s in task.config]
+    document["evaluator"] = dict(task.evaluator)
+    return document
+
+
+def _checkpoint_document(manifest: Manifest) -> dict[str, Json]:
+    task = manifest.task
+    return {
+        "id": manifest.id,
+        "name": manifest.name,
+        "kind": manifest.kind,
+        "created_at": manifest.created_at,
+        "size_bytes": sum(int(entry[0]) for entry in manifest.files.values()),
+        "image": manifest.image,
+        "image_digest": manifest.image_digest,
+        "task": task["id"] if isinstance(task, dict) else None,
+    }
+
+
+# --- the host
+
+
+async def _health(call: Call) -> dict[str, Json]:
+    document: dict[str, Json] = {"status": "ok", "version": drums.__version__}
+    if call.authorized:
+        host = call.host
+        document |= {
+            "slots": len(host.slots),
+            "max_slots": host.config.max_slots,
+            "instance": host.services.instance,
+        }
+    return document
+
+
+async def _tasks(call: Call) -> dict[str, Json]:
+    def read() -> dict[str, Json]:
+        tasks = [task_document(task) for task in call.host.tasks()]
+        return {"tasks": tasks, "broken": call.host.broken_tasks()}
+
+    return await trio.to_thread.run_sync(read)
+
+
+async def _task(call: Call) -> dict[str, Json]:
+    return task_document(call.host.task(call.parameters["task"]))
+
+
+async def _plugins(call: Call) -> dict[str, Json]:
+    return {"plugins": [{**attrs.asdict(r), "ok": r.ok} for r in call.host.plugins.records]}
+
+
+async def _images(call: Call) -> dict[str, Json]:
+    def read() -> list[dict[str, Json]]:
+        images = [call.host.images.load(name) for name in call.host.images.names()]
+        return [
+            {
+                "name": image.name,
+                "digest": image.digest,
+                "built_at": image.built_at,
+                "drums": image.drums,
+                "size_bytes": image.size_bytes,
+                "current": image.is_current,
+                "golden": image.golden_id(),
+            }
+            for image in images
+        ]
+
+    return {"images": await trio.to_thread.run_sync(read)}
+
+
+async def _checkpoints(call: Call) -> dict[str, Json]:
+    manifests = await trio.to_thread.run_sync(call.host.checkpoints)
+    return {"checkpoints": [_checkpoint_document(m) for m in manifests]}
+
+
+async def _delete_checkpoint(call: Call) -> None:
+    name = call.parameters["name"]
+    manifests = await trio.to_thread.run_sync(call.host.checkpoints)
+    if not any(name in (m.name, m.id) for m in manifests):
+        raise CheckpointNotFound(f"no checkpoint {name!r}", checkpoint=name)
+    await call.to_its_end(lambda: call.host.delete_checkpoint(name))
+
+
+async def _episodes(call: Call) -> dict[str, Json]:
+    await call.host.journal.flush()
+    state, query = call.host.config.state_dir, call.query
+
+    def read() -> list[dict[str, Json]]:
+        return read_episodes(state, limit=query.limit, before=query.before)
+
+    try:
+        return {"episodes": await trio.to_thread.run_sync(read)}
+    except LookupError as e:
+        raise EpisodeNotFound(f"no episode {query.before!r}", episode=query.before) from e
+
+
+async def _episode(call: Call) -> dict[str, Json]:
+    await call.host.journal.flush()
+    identity = call.parameters["episode"]
+    try:
+        return await trio.to_thread.run_sync(read_episode, call.host.config.state_dir, identity)
+    except LookupError as e:
+        raise EpisodeNotFound(f"no episode {identity!r}", episode=identity) from e
+
+
+async def _events(call: Call) -> EventFeed:
+    return EventFeed(call.host, None)
+
+
+async def _metrics(call: Call) -> Answer:
+    return Answer(200, call.metrics.text(), METRICS_TYPE)
+
+
+# --- slots
+
+
+async def _create(call: Call) -> Answer:
+    body: wire.CreateSlot = call.body
+    slot = await call.host.create(
+        body.task,
+        image=body.image,
+        checkpoint=body.checkpoint,
+        ttl_s=body.ttl,
+        on_slot=lambda slot: call.following.slots.add(slot.id),
+    )
+
+    async def undo() -> None:
+        await slot.close(reason="its creator left before it was told")
+
+    return Answer(201, slot_document(slot), headers={"Location": f"/v1/slots/{slot.id}"}, undo=undo)
+
+
+async def _slots(call: Call) -> dict[str, Json]:
+    slots = [slot_document(slot) for slot in call.host.slots.values()]
+    await call.host.journal.flush()  # a verdict that is answered is on disk
+    return {"slots": slots}
+
+
+async def _slot(call: Call) -> dict[str, Json]:
+    document = slot_document(call.slot())
+    await call.host.journal.flush()
+    return document
+
+
+async def _close(call: Call) -> None:
+    await call.to_its_end(call.slot().close)
+
+
+async def _reset(call: Call) -> dict[str, Json]:
+    slot = call.slot()
+    await slot.reset()
+    return slot_document(slot)
+
+
+async def _fork(call: Call) -> Answer:
+    body: wire.ForkSlot = call.body
+    children = await call.slot().fork(body.n)
+
+    async def undo() -> None:
+        for child in children:
+            await child.close(reason="its creator left before it was told")
+
+    return Answer(200, {"slots": [slot_document(child) for child in children]}, undo=undo)
+
+
+async def _save(call: Call) -> dict[str, Json]:
+    body: wire.SaveSlot = call.body
+    checkpoint = await call.slot().save(body.name)
+    return {"checkpoint": _checkpoint_document(checkpoint.manifest)}
+
+
+async def _step(call: Call) -> dict[str, Json]:
+    body: wire.StepSlot = call.body
+    found = await call.slot().step(body.action)
+    code = found.get("returncode")
+    return {
+        "status": str(found.get("status", "")),
+        "output": str(found.get("output", "")),
+        "error": str(found.get("error", "")),
+        "returncode": code if isinstance(code, int) else -1,
+    }
+
+
+async def _execute(call: Call) -> dict[str, Json]:
+    body: wire.ExecuteInSlot = call.body
+    slot = call.slot()
+    try:
+        result = await slot.execute(body.command, shell=body.shell, timeout_s=body.timeout)
+    except GuestError as e:
+        if e.facts.get("guest_status") == 400:
+            raise ConfigError(f"the desktop refuses the command: {e.message}", path="$.command") from e
+        raise
+    return {"returncode": result.returncode, "output": result.output, "error": result.error}
+
+
+async def _verify(call: Call) -> dict[str, Json]:
+    reward = await call.slot().verify(strict=False)
+    return attrs.asdict(reward)
+
+
+async def _wait(call: Call) -> dict[str, Json]:
+    body: wire.WaitForVerdict = call.body
+    slot = call.slot()
+    episode = slot.episode
+    limit = LONGEST_WAIT_S if body.timeout is None else min(body.timeout, LONGEST_WAIT_S)
+    with trio.move_on_after(limit):
+        # One that ends before it is judged has no verdict to wait for.
+        while episode.validity.verdict is Verdict.PENDING and not episode.closed:
+            with trio.move_on_after(_LOOK_S):
+                await episode.wait_judged()
+    return await _report(call, slot)
+
+
+async def _report(call: Call, slot: Slot) -> dict[str, Json]:
+    report = slot.gates()
+    await call.host.journal.flush()
+    return report
+
+
+async def _gates(call: Call) -> dict[str, Json]:
+    return await _report(call, call.slot())
+
+
+async def _quarantine(call: Call) -> dict[str, Json]:
+    body: wire.QuarantineSlot = call.body
+    slot = call.slot()
+    slot.quarantine(body.reason)
+    await call.host.journal.flush()
+    return slot_document(slot)
+
+
+async def _release(call: Call) -> dict[str, Json]:
+    slot = call.slot()
+    await call.to_its_end(slot.release)
+    return slot_document(slot)
+
+
+async def _extend(call: Call) -> dict[str, Json]:
+    body: wire.ExtendSlot = call.body
+    slot = call.slot()
+    slot.extend(body.ttl)
+    return slot_document(slot)
+
+
+async def _screenshot(call: Call) -> Answer:
+    return Answer(200, await call.slot().screenshot(), "image/png")
+
+
+async def _accessibility(call: Call) -> Json:
+    return await call.slot().accessibility()
+
+
+async def _slot_events(call: Call) -> EventFeed:
+    return EventFeed(call.host, call.slot().id)
+
+
+async def _read_file(call: Call) -> Answer:
+    query: wire.FileQuery = call.query
+    try:
+        return Answer(200, await call.slot().read_file(query.path), "application/octet-stream")
+    except GuestError as e:
+        raise of_file(e, query.path) from e
+
+
+async def _write_file(call: Call) -> None:
+    query: wire.FileQuery = call.query
+    try:
+        await call.slot().write_file(query.path, call.body)
+    except GuestError as e:
+        raise of_file(e, query.path) from e
+
+
+@attrs.frozen
+class AccessibilityTree:
+    """The accessibility tree as XML."""
+
+    AT: str
+
+
+def _slot_call(name: str, summary: str, handler: Any, answer: Any, body: type, **more: Any) -> Operation:
+    return Operation(
+        f"{name}_slot", "POST", f"/v1/slots/{{slot}}/{name}", summary, handler, answer, body=body, mutating=True, **more
+    )
+
+
+EVENTS = "text/event-stream"
+OPERATIONS = (
+    Operation("health", "GET", "/v1/health", "Whether it answers", _health, wire.Health, needs_token=False),
+    Operation("tasks", "GET", "/v1/tasks", "All tasks", _tasks, wire.TaskList),
+    Operation("task", "GET", "/v1/tasks/{task}", "A task, by id or unique prefix", _task, wire.TaskDocument),
+    Operation(
+        "create_slot",
+        "POST",
+        "/v1/slots",
+        "A new desktop",
+        _create,
+        wire.SlotDocument,
+        status=201,
+        body=wire.CreateSlot,
+        mutating=True,
+        long=True,
+    ),
+    Operation("slots", "GET", "/v1/slots", "All slots", _slots, wire.SlotList),
+    Operation("slot", "GET", "/v1/slots/{slot}", "A slot", _slot, wire.SlotDocument),
+    Operation("close_slot", "DELETE", "/v1/slots/{slot}", "End a desktop", _close, None, status=204, mutating=True),
+    _slot_call("reset", "Back to where it was created from", _reset, wire.SlotDocument, wire.Nothing, long=True),
+    _slot_call("fork", "Children from where it is", _fork, wire.SlotList, wire.ForkSlot, long=True),
+    _slot_call("save", "Keep its state under a name", _save, wire.SavedCheckpoint, wire.SaveSlot, long=True),
+    _slot_call("step", "One action of the agent", _step, wire.StepResult, wire.StepSlot, acts=True),
+    _slot_call("execute", "A command as the user", _execute, wire.ExecuteResult, wire.ExecuteInSlot, acts=True),
+    _slot_call("verify", "Score it in place", _verify, wire.RewardDocument, wire.Nothing, long=True),
+    _slot_call("quarantine", "Mark it as broken", _quarantine, wire.SlotDocument, wire.QuarantineSlot),
+    _slot_call("release", "End a quarantined desktop", _release, wire.SlotDocument, wire.Nothing),
+    _slot_call("extend", "Let it live longer", _extend, wire.SlotDocument, wire.ExtendSlot),
+    Operation(
+        "wait_slot",
+        "POST",
+        "/v1/slots/{slot}/wait",
+        "Wait for the verdict",
+        _wait,
+        wire.GateReport,
+        body=wire.WaitForVerdict,
+    ),
+    Operation("gates", "GET", "/v1/slots/{slot}/gates", "The gate report", _gates, wire.GateReport),
+    Operation("screenshot", "GET", "/v1/slots/{slot}/screenshot", "The screen", _screenshot, "image/png"),
+    Operation(
+        "accessibility",
+        "GET",
+        "/v1/slots/{slot}/accessibility",
+        "The accessibility tree",
+        _accessibility,
+        AccessibilityTree,
+    ),
+    Operation("slot_events", "GET", "/v1/slots/{slot}/events", "Its events from now on", _slot_events, EVENTS),
+    Operation("events", "GET", "/v1/events", "All events from now on", _events, EVENTS),
+    Operation(
+        "read_file",
+        "GET",
+        "/v1/slots/{slot}/files",
+        "A file's content",
+        _read_file,
+        "application/octet-stream",
+        query=wire.FileQuery,
+    ),
+    Operation(
+        "write_file",
+        "PUT",
+        "/v1/slots/{slot}/files",
+        "Write a file",
+        _write_file,
+        None,
+        status=204,
+        query=wire.FileQuery,
+        raw_body=True,
+        mutating=True,
+        acts=True,
+    ),
+    Operation("checkpoints", "GET", "/v1/checkpoints", "Saved checkpoints", _checkpoints, wire.CheckpointList),
+    Operation(
+        "delete_checkpoint",
+        "DELETE",
+        "/v1/checkpoints/{name}",
+        "Remove a checkpoint",
+        _delete_checkpoint,
+        None,
+        status=204,
+        mutating=True,
+    ),
+    Operation("episodes", "GET", "/v1/episodes", "Episodes", _episodes, wire.EpisodeList, query=wire.EpisodesQuery),
+    Operation("episode", "GET", "/v1/episodes/{episode}", "An episode", _episode, wire.EpisodeDocument),
+    Operation("plugins", "GET", "/v1/plugins", "What is installed", _plugins, wire.PluginList),
+    Operation("images", "GET", "/v1/images", "What desktops start from", _images, wire.ImageList),
+    Operation("metrics", "GET", "/metrics", "For Prometheus", _metrics, "text/plain"),
+)
