@@ -22,10 +22,11 @@ from drums.errors import DesktopError, DumpError, GuestError, RestoreError
 from drums_core.abc import DesktopView
 from drums_core.boot import INIT_ARGV, boot
 from drums_core.checkpoint import UPPER, Checkpoint
-from drums_core.durable import take_lock, write_json
+from drums_core.durable import locked, take_lock, write_json
 from drums_core.episode import Episode
 from drums_core.evidence.processes import descends_from, namespace_inodes, processes_in_pidns, read_processes
 from drums_core.guest_client import GuestClient
+from drums_core.leftovers import slots_lock
 from drums_core.model import Json, Limits, Phase, ProcessIdentity
 from drums_core.provisioning import Provisioner
 from drums_core.services import Interposition, Services
@@ -137,9 +138,11 @@ class Desktop:
             os.utime(self.root, ns=(info.st_atime_ns, info.st_mtime_ns))
 
     def _make_folder(self, upper_like: Path | None) -> None:
-        self.folder.mkdir(mode=0o711)  # its own root passes through
-        # Held by this process for as long as the desktop lives: a folder whose lock is free is a leftover.
-        lock = take_lock(self.folder / "owner.lock")
+        # Held by this process for as long as the desktop lives: a folder whose lock is free is a leftover. Another
+        # host that looks for leftovers must not look in between.
+        with locked(slots_lock(self.services.slots_dir), shared=True, wait=True):
+            self.folder.mkdir(mode=0o711)  # its own root passes through
+            lock = take_lock(self.folder / "owner.lock")
 
         async def unlock() -> None:
             os.close(lock)

@@ -483,7 +483,9 @@ def _reading(state_dir: Path) -> Iterator[sqlite3.Connection | None]:
     try:
         found = path.exists()
     except OSError as e:
-        raise JournalError(f"journal {str(path)!r} cannot be read: {e}", path=str(path)) from e
+        raise JournalError(
+            f"journal {str(path)!r} cannot be read: {e}", hint="it is root's: run it with sudo", path=str(path)
+        ) from e
     if not found:
         yield None
         return

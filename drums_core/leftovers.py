@@ -9,14 +9,15 @@ import json
 import os
 import signal
 import time
+import uuid
 from collections.abc import Container, Iterable
 from pathlib import Path
 
 import structlog
 
 from drums_core.checkpoint import MANIFEST, CheckpointStore
-from drums_core.durable import take_lock
-from drums_core.evidence.processes import is_running, namespace_inodes
+from drums_core.durable import locked, take_lock
+from drums_core.evidence.processes import is_running, namespace_inodes, read_processes
 from drums_core.sys.cgroups import cgroup_names, existing_cgroup
 from drums_core.sys.removal import remove_tree, unmount_below
 
@@ -27,6 +28,16 @@ WORKER_PREFIX = "w-"  # of the cgroups of checks
 
 def clear_slots(slots_dir: Path) -> list[str]:
     """Tear down every desktop that nobody owns; the slots' ids. Blocks."""
+    with locked(slots_lock(slots_dir), wait=True):
+        return _clear_slots(slots_dir)
+
+
+def slots_lock(slots_dir: Path) -> Path:
+    """The lock that is held shared while a desktop's folder is made and its owner's lock taken."""
+    return slots_dir.with_name("slots.lock")
+
+
+def _clear_slots(slots_dir: Path) -> list[str]:
     cleared = []
     for folder in sorted(slots_dir.iterdir()) if slots_dir.is_dir() else []:
         try:
@@ -79,10 +90,19 @@ def namespaces_of_strangers(slots_dir: Path, known: Container[str]) -> dict[str,
     return found
 
 
+def worker_cgroup_name() -> str:
+    """A new name for a check's cgroup; it tells whose it is, since all hosts of a machine share the cgroup tree."""
+    me = read_processes([os.getpid()])[0]
+    return f"{WORKER_PREFIX}{me.host_pid}-{me.start_ticks}-{uuid.uuid4().hex[:8]}"
+
+
 def clear_worker_cgroups() -> None:
-    """Remove the cgroups of checks whose host ended; their workers ended with it. Only while no other host is open."""
+    """Remove the cgroups of checks whose host ended; their workers ended with it."""
     for name in cgroup_names():
-        cgroup = existing_cgroup(name) if name.startswith(WORKER_PREFIX) else None
+        parts = name.split("-")
+        if not name.startswith(WORKER_PREFIX) or len(parts) != 4 or is_running(int(parts[1]), int(parts[2])):
+            continue
+        cgroup = existing_cgroup(name)
         if cgroup is not None and not cgroup.pids():
             cgroup.remove()
 

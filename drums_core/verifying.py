@@ -6,7 +6,6 @@ import copy
 import math
 import shutil
 import tempfile
-import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ import trio
 from drums.errors import CheckerError, DrumsError, VerifierNotFound
 from drums_core.abc import CheckContext, Checker
 from drums_core.guest_gateway import serve_guest
-from drums_core.leftovers import WORKER_PREFIX
+from drums_core.leftovers import worker_cgroup_name
 from drums_core.model import Json, Limits, Phase, Reward, SetupStep, Task
 from drums_core.setup import run_steps
 from drums_core.sys.cgroups import create_cgroup
@@ -85,7 +84,7 @@ async def grade(slot: Slot) -> Reward:
 @asynccontextmanager
 async def _worker_cgroup() -> AsyncIterator[tuple[Path, ...]]:
     """A cgroup for one check's worker: too much memory kills it, which shows, where a failed allocation may not."""
-    cgroup = create_cgroup(f"{WORKER_PREFIX}{uuid.uuid4().hex[:12]}")
+    cgroup = create_cgroup(worker_cgroup_name())
     try:
         cgroup.write_limits(WORKER_LIMITS)
         yield tuple(cgroup.paths)

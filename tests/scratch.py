@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,7 +46,7 @@ def scratch_state(*, osworld: bool = False, **overrides: Any) -> Iterator[HostCo
         demanded = "criu" in os.environ.get("DRUMS_REQUIRE", "").split(",")
         (pytest.fail if demanded else pytest.skip)(text)
     state = real.state_dir / f"test-{uuid.uuid4().hex[:8]}"
-    in_use = images.use(IMAGE)
+    in_use, temporary = images.use(IMAGE), tempfile.tempdir
     try:
         image = images.load(IMAGE)
         # Desktops' roots are nobody on the host and pass through.
@@ -55,8 +56,10 @@ def scratch_state(*, osworld: bool = False, **overrides: Any) -> Iterator[HostCo
         here.mkdir(parents=True)
         (here / "rootfs").symlink_to(image.path / "rootfs")
         # What a host makes when it first opens, and leaves.
-        for name in ("checkpoints", "slots", "run"):
+        for name in ("checkpoints", "slots", "run", "tmp"):
             (state / name).mkdir()
+        (state / "tmp").chmod(0o1777)
+        tempfile.tempdir = str(state / "tmp")  # where a snapshot sees it
         for lock in (state / "host.lock", here / "use.lock"):
             lock.touch(mode=0o600)
         shutil.copy2(image.path / "image.json", here)
@@ -67,6 +70,7 @@ def scratch_state(*, osworld: bool = False, **overrides: Any) -> Iterator[HostCo
         config = attrs.evolve(real, state_dir=state, **overrides)
         yield config if osworld else attrs.evolve(config, osworld=None)
     finally:
+        tempfile.tempdir = temporary
         os.close(in_use)
         if state.exists():
             unmount_below(state)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -21,9 +20,9 @@ from pathlib import Path
 _GONE = (FileNotFoundError, ProcessLookupError, NotADirectoryError)
 OWN_PATIENCE_S = 0.2
 OTHERS_PATIENCE_S = 5.0
-_LISTED_DEPTH = {"slots": 2, "run": 3, "checkpoints": 8, "images": 2}
+_LISTED_DEPTH = {"slots": 2, "run": 3, "checkpoints": 8, "images": 2, "tmp": 3}
 _JOURNAL = "journal.sqlite"  # it is meant to last; and SQLite closes its files when a process's last user is done
-_TEMPORARY = ("drums", ".criu", "cr-", "crtools")  # drums' own, and CRIU's
+_CRIUS = (".criu", "cr-tmpfs", "crtools")  # what it makes in /tmp
 
 _OTHER_HOSTS = "other hosts of drums"  # they make and remove the cgroup that all hosts share
 
@@ -201,8 +200,7 @@ def take(state_dir: Path, *, descriptors: bool = True, processes: bool = True) -
     for name, depth in _LISTED_DEPTH.items():
         found.update(_files(state_dir / name, depth))
     found.update(f"file {state_dir / name}" for name in os.listdir(state_dir) if not name.startswith(_JOURNAL))
-    temporary = tempfile.gettempdir()
-    found.update(f"file {temporary}/{name}" for name in os.listdir(temporary) if name.startswith(_TEMPORARY))
+    found.update(f"file /tmp/{name}" for name in os.listdir("/tmp") if name.startswith(_CRIUS))
     if processes:
         pids = _own_processes(machine)
         found.update(f"process {pid} started {machine.parents[pid][1]}" for pid in pids)

@@ -2,6 +2,7 @@
 
 All scenarios run on real desktops in one `trio.run`, one after the other. After each one what there is on the host
 is as before it, and a desktop is created; those are judged while the next scenarios run, and must be valid.
+(Long on purpose: one run is shared by all of them, and each is one line of the project's list of bad inputs.)
 """
 
 from __future__ import annotations

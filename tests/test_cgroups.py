@@ -15,6 +15,7 @@ import attrs
 import pytest
 from requires import requires
 
+from drums_core.leftovers import clear_worker_cgroups, worker_cgroup_name
 from drums_core.model import KernelLimits, Limits
 from drums_core.sys import cgroups
 from drums_core.sys.cgroups import Cgroup
@@ -287,3 +288,51 @@ def test_a_host_with_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(cgroups, "_controller_mounts", lambda: {"cpu": tmp_path, "pids": tmp_path})
     with pytest.raises(OSError, match="no cgroup controller freezer, memory on this host"):
         cgroups.host_version()
+
+
+@requires("root")
+def test_set_aside_stands_still_and_goes_on(group: Cgroup, start: Start) -> None:
+    """What is set aside does not run and is there afterwards; what joins meanwhile runs."""
+    frozen, kept = start(COUNTER), start("import sys; sys.stdin.read()")
+    assert frozen.stdout is not None
+    assert frozen.stdout.read(1) == b"x"
+    group.set_aside({kept.pid})
+    os.set_blocking(frozen.stdout.fileno(), False)
+    frozen.stdout.read()
+    joined = start(COUNTER)
+    assert joined.stdout is not None
+    assert joined.stdout.read(5) == b"xxxxx"
+    assert frozen.stdout.read() is None
+    group.bring_back()
+    os.set_blocking(frozen.stdout.fileno(), True)
+    assert frozen.stdout.read(1) == b"x"
+    assert group.pids() == {frozen.pid, kept.pid, joined.pid}
+    assert not any((path / "aside").exists() for path in group.paths)
+
+
+@requires("root")
+def test_what_was_set_aside_when_its_host_ended_can_be_killed_and_removed(group: Cgroup, start: Start) -> None:
+    frozen = start("import time; time.sleep(60)")
+    group.set_aside(())
+    group.kill()
+    group.thaw()
+    assert frozen.wait(PATIENCE_S) == -9
+    wait_until(group.remove)
+
+
+@requires("root")
+def test_only_the_cgroups_of_checks_whose_host_ended_are_cleared() -> None:
+    """All hosts of a machine share the cgroup tree, and may have state folders of their own."""
+    ended = subprocess.Popen([sys.executable, "-c", "pass"])
+    ended.wait()
+    mine = cgroups.create_cgroup(worker_cgroup_name())
+    parts = worker_cgroup_name().split("-")
+    theirs = cgroups.create_cgroup("-".join([parts[0], str(ended.pid), parts[2], parts[3]]))
+    try:
+        clear_worker_cgroups()
+        assert all(path.is_dir() for path in mine.paths)
+        assert not any(path.is_dir() for path in theirs.paths)
+    finally:
+        for made in (mine, theirs):
+            assert made.remove()
+        cgroups.remove_parent()

@@ -23,12 +23,14 @@ import pytest
 import trio
 from click.testing import CliRunner
 from requires import requires
+from scratch import scratch_state
 
 from drums.errors import DrumsError, PrerequisiteError
 from drums.reward import Reward, Verdict
 from drums_core.commands.episodes import episodes as command
 from drums_core.durable import take_lock
 from drums_core.episode import Episode
+from drums_core.host import open_host
 from drums_core.journal import (
     ALIVE,
     FILE,
@@ -40,7 +42,7 @@ from drums_core.journal import (
     read_episode,
     read_episodes,
 )
-from drums_core.model import Cause, GateResult, Phase, PluginId, Status, Validity
+from drums_core.model import Cause, GateResult, Phase, PluginId, Status
 from drums_core.sys.enter import mount, umount
 
 PLUGIN = PluginId("guest_ready", "drums", "0.1.0")
@@ -331,6 +333,35 @@ async def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert isinstance(missing.exception, DrumsError) and "e-none" in missing.exception.message
 
 
-def test_validity_is_whole() -> None:
-    """A verdict of a lost host is a `Validity` like any other."""
-    assert not Validity(Verdict.INVALID, ("watched",), (f"watched: {NOT_WATCHED}",), (Cause.INFRASTRUCTURE,)).valid
+@requires("root", "criu")
+async def test_a_real_desktop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reward that cannot be written is not answered; what breaks a valid episode later is recorded as well."""
+    write = Journal._write
+
+    def full(_: Journal, writes: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with scratch_state() as config:
+        async with open_host(config) as host, await host.create("2e208cb7") as slot:
+            await slot.wait_valid()
+            assert read_episode(config.state_dir, slot.episode.id)["verdict"] == "valid"
+            monkeypatch.setattr(Journal, "_write", full)
+            with pytest.raises(JournalError, match="full"):
+                await slot.verify()
+            with pytest.raises(JournalError):
+                await host.create()
+            assert list(host.slots) == [slot.id]
+            monkeypatch.setattr(Journal, "_write", write)
+            reward = await slot.verify()
+            found = read_episode(config.state_dir, slot.episode.id)
+            assert [r["score"] for r in found["rewards"]] == [reward.score] and found["ended_at"] is None
+            assert {g["gate"] for g in found["gates"]} >= {"state_hash", "alive_after_resume"}
+            slot.quarantine("seen later")
+            await host.journal.flush()
+            found = read_episode(config.state_dir, slot.episode.id)
+            assert (found["verdict"], found["bad_gates"]) == ("invalid", ["not_quarantined"])
+            assert [q["reason"] for q in found["quarantines"]] == ["seen later"]
+        assert read_episode(config.state_dir, slot.episode.id)["ended_at"] is not None
+        with sqlite3.connect(config.state_dir / FILE) as db:
+            assert db.execute("SELECT count(*) FROM hosts WHERE closed_at IS NULL").fetchone() == (0,)
+        db.close()

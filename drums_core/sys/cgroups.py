@@ -20,6 +20,7 @@ from drums_core.model import KernelLimits, Limits
 PARENT = "drums"
 CPU_PERIOD_US = 100_000
 SET_ASIDE_ROUNDS = 100
+PARENT_TRIES = 10
 V1_CONTROLLERS = ("memory", "cpu", "pids", "freezer")
 _V2_ROOT = Path("/sys/fs/cgroup")
 
@@ -262,6 +263,15 @@ class Cgroup:
         return gone
 
 
+def _make_below_parent(path: Path) -> None:
+    """Make a cgroup directory and, if need be, `drums` above it, which another host may be removing just now."""
+    for _ in range(PARENT_TRIES):
+        with contextlib.suppress(FileNotFoundError):
+            path.mkdir(parents=True)
+            return
+    raise OSError(f"{str(path)!r} cannot be made: its parent is removed each time")
+
+
 def create_cgroup(name: str) -> Cgroup:
     """Make the cgroup `drums/NAME`.
 
@@ -281,7 +291,7 @@ def create_cgroup(name: str) -> Cgroup:
     made: list[Path] = []
     try:
         for path in cgroup.paths:
-            path.mkdir(parents=True)
+            _make_below_parent(path)
             made.append(path)
     except OSError:
         for path in made:  # and nothing of a cgroup that was there before

@@ -8,6 +8,7 @@ Sources: criu.org/RPC, criu's `rpc.proto` and `criu/cr-service.c`; measured fact
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -15,7 +16,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from drums_core.sys.helper import Plan, start_helper
 GHOST_LIMIT_BYTES = 64 << 20
 _MESSAGE_BYTES = 1 << 20
 _LAST_WORDS_S = 0.05
+_LOG_BYTES = 1 << 20
 _ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 DEV_KEY = "dev"
 # Lines that every dump or restore has: CRIU tries to raise its own limits, loads empty iptables rules with programs
@@ -103,7 +105,8 @@ class _Session:
             async with trio.open_nursery() as nursery:
                 # The tasks that it forks hold its end of the socket open for a while: the end of file can be late.
                 nursery.start_soon(self._give_up_at_end, nursery.cancel_scope)
-                data = await self._socket.recv(_MESSAGE_BYTES)
+                with suppress(ConnectionError):  # it is gone
+                    data = await self._socket.recv(_MESSAGE_BYTES)
                 nursery.cancel_scope.cancel()
         if scope.cancelled_caught:
             raise TimeoutError(f"criu was silent for {self._timeout_s:g} s")
@@ -247,10 +250,25 @@ async def dump(
     if not message.success:
         excerpt = log_excerpt(images / "criu.log")
         raise DumpError(
-            f"dump of pid {pid} failed: criu {criu.version} says {message.cr_errmsg or message.cr_errno}: {excerpt}",
+            f"dump of pid {pid} failed: {_said(criu, message)}: {excerpt}{_lack_of_space(images)}",
             interrupted=False,
             log_excerpt=excerpt,
         )
+
+
+def _said(criu: Criu, message: Any) -> str:
+    """What a failed reply of CRIU says: its first error, unless that is one that every run has."""
+    text = message.cr_errmsg.strip()
+    if not text or any(h in text for h in _HARMLESS):
+        text = f"error {message.cr_errno}"
+    return f"criu {criu.version} says {text}"
+
+
+def _lack_of_space(folder: Path) -> str:
+    """Words on a full file system, on which CRIU could not even write its log."""
+    space = os.statvfs(folder)
+    free = space.f_bavail * space.f_frsize
+    return "" if free >= _LOG_BYTES else f"; {os.strerror(errno.ENOSPC)} on {str(folder)!r}: {free} bytes are free"
 
 
 @attrs.define(eq=False)
@@ -276,7 +294,7 @@ class HeldRestore:
         message = await _next(self._session, self._log, {"post-resume": None})
         if not message.success:
             raise RestoreError(
-                f"restore failed at its last step: {message.cr_errmsg or message.cr_errno}",
+                f"restore failed at its last step: {message.cr_errmsg.strip() or message.cr_errno}",
                 log_excerpt=log_excerpt(self._log),
             )
         self.released = True
@@ -366,7 +384,7 @@ async def hold_restore(
                 if message.type != session.rpc.NOTIFY:
                     excerpt = log_excerpt(log)
                     raise RestoreError(
-                        f"restore failed: criu {criu.version} says {message.cr_errmsg or message.cr_errno}: {excerpt}",
+                        f"restore failed: {_said(criu, message)}: {excerpt}",
                         log_excerpt=excerpt,
                     )
                 if message.notify.pid and not pid1:
