@@ -112,6 +112,22 @@ class EventGate(Protocol):
         """A failed finding when the event breaks this gate, else None. Must not block."""
 
 
+class CommandOutcome(Protocol):
+    """What a command in the desktop did, whoever says so."""
+
+    @property
+    def returncode(self) -> int:
+        """Its exit code."""
+
+    @property
+    def output(self) -> str:
+        """Its standard output."""
+
+    @property
+    def error(self) -> str:
+        """Its standard error."""
+
+
 @attrs.frozen
 class CommandResult:
     """What a command in the desktop did. `output` and `error` are its streams, decoded with replacement."""
@@ -125,6 +141,10 @@ class StepContext(Protocol):
     """What a set-up step may do to its desktop. Everything acts as the agent's user, uid 1000."""
 
     screen: tuple[int, int]  # width and height in pixels
+
+    @property
+    def file_mirror(self) -> Path | None:
+        """The folder on the host where the files lie that tasks download; None without a mirror."""
 
     async def execute(
         self, command: str | Sequence[str], *, shell: bool = False, timeout_s: float = 120.0
@@ -140,6 +160,34 @@ class StepContext(Protocol):
 
     async def launch(self, command: str | Sequence[str], *, shell: bool = False) -> None:
         """Start a program and leave it running."""
+
+    async def open_file(self, path: str, *, timeout_s: float = 120.0) -> None:
+        """Open a file with the program that the desktop has for it, or start a program by its name.
+
+        Returns once a window shows it: one whose title holds the whole name of the file.
+
+        Raises:
+            SetupFailed: there is no such file or program, or no such window within the time.
+            GuestError: the desktop could not be asked.
+        """
+
+    async def activate_window(self, name: str, *, strict: bool = False, by_class: bool = False) -> bool:
+        """Bring a window to the front; false when there is none.
+
+        Args:
+            name: a part of its title, whatever the case; with `strict` the whole title to the letter.
+            by_class: `name` is about the window's class (`instance.Class`).
+        """
+
+    async def close_window(self, name: str, *, strict: bool = False, by_class: bool = False) -> bool:
+        """Ask a window to close, without waiting for it; false when there is none. As `activate_window`."""
+
+    async def upload(self, path: str, content: bytes) -> None:
+        """Write a file; its folders are made, an old one is overwritten, relative paths begin at the home.
+
+        Raises:
+            GuestError: it could not be written.
+        """
 
     def note(self, text: str) -> None:
         """Record something that the episode's reader should know (a non-zero exit, say)."""
@@ -177,6 +225,7 @@ class CheckContext:
         scratch: a directory for this check on the host, removed afterwards; `cache/` in it holds the outputs that
             set-up steps kept.
         worker_cgroups: cgroup directories that a worker process joins, so that its memory is limited.
+        findings: what the checker says about its score; JSON, goes into the reward's provenance.
     """
 
     task: Task
@@ -186,6 +235,49 @@ class CheckContext:
     run_steps: Callable[[Sequence[SetupStep]], Awaitable[None]]
     scratch: Path
     worker_cgroups: tuple[Path, ...] = ()
+    findings: dict[str, Json] = attrs.field(factory=dict)
+
+
+class VerifiedDesktop(Protocol):
+    """What an operator's verifier, `FN(desktop, task, **options)`, is given: the final desktop, to look at.
+
+    It runs in a worker of its own. What is asked is done in the desktop as the agent's user. A request that the desktop
+    does not answer ends the verifier, and there is no score: that is never the agent's failure. Paths begin at `/`, or
+    with `~/` or nothing at the agent's home.
+    """
+
+    last_action: str | None  # the agent's; None when there was none
+
+    def read_file(self, path: str) -> bytes:
+        """A file's content.
+
+        Raises:
+            FileNotFoundError: it is not there.
+            ValueError: it is a folder, or something else that is no regular file.
+        """
+
+    def exists(self, path: str) -> bool:
+        """Whether there is anything at a path; a dangling link is nothing."""
+
+    def is_folder(self, path: str) -> bool:
+        """Whether there is a folder at a path."""
+
+    def list_directory(self, path: str) -> dict[str, Json]:
+        """The tree below a folder: `type` (directory, file), `name`, `children`; raises `NotADirectoryError`."""
+
+    def execute(
+        self, command: str | Sequence[str], *, shell: bool | None = None, timeout_s: float = 60.0
+    ) -> CommandOutcome:
+        """Run a command to its end; a line is the shell's, a list is not. It must not change the desktop."""
+
+    def screenshot(self) -> bytes:
+        """The screen as PNG."""
+
+    def windows(self) -> list[dict[str, Json]]:
+        """The windows: `id`, `title`, `class` (instance and class), `pid`, `x`, `y`, `width`, `height`, `active`."""
+
+    def accessibility(self) -> str:
+        """The accessibility tree as XML, in OSWorld's form."""
 
 
 class Checker(Protocol):

@@ -35,6 +35,7 @@ class HostConfig:
         gate_timeout_s: seconds that one gate may take.
         criu_timeout_s: seconds that CRIU may be silent during a dump or a restore.
         osworld: an OSWorld checkout's folder (the one that holds `evaluation_examples`), or None.
+        file_mirror: a folder with the files that tasks download, or None; see `mirror`.
         extra_required_gates: gates that must pass besides those of the specification.
         checker_timeout_s: seconds that a checker may take.
         listen: where the daemon listens: `HOST:PORT` with an address of the loopback, or `unix:/path`.
@@ -54,11 +55,22 @@ class HostConfig:
     gate_timeout_s: float = 30.0
     criu_timeout_s: float = 60.0
     osworld: Path | None = None
+    file_mirror: Path | None = None
     extra_required_gates: tuple[str, ...] = ()
     checker_timeout_s: float = 300.0
     listen: str = "127.0.0.1:7070"
     allow_remote: bool = False
     max_connections: int = attrs.field(default=256, validator=attrs.validators.ge(1))
+
+    def mirror(self) -> Path | None:
+        """The folder with the files that tasks download: `file_mirror`, or `file_cache` of the checkout if it is there.
+
+        A file's path in it is the part of its URL behind `/resolve/main/`.
+        """
+        if self.file_mirror is not None or self.osworld is None:
+            return self.file_mirror
+        beside = self.osworld / "file_cache"
+        return beside if beside.is_dir() else None
 
 
 def _fault(error: BaseException, kind: type | None) -> str:
@@ -66,7 +78,7 @@ def _fault(error: BaseException, kind: type | None) -> str:
     return str(error) if type(error) is ValueError else format_exception(error, kind)
 
 
-_SCALARS = {"state_dir", "image", "max_slots", "osworld", "default_ttl_s", "listen"}
+_SCALARS = {"state_dir", "image", "max_slots", "osworld", "file_mirror", "default_ttl_s", "listen"}
 
 
 def load_config(path: Path | None = None, *, environ: Mapping[str, str] | None = None, **overrides: Any) -> HostConfig:
@@ -92,7 +104,7 @@ def load_config(path: Path | None = None, *, environ: Mapping[str, str] | None =
         if value:
             document[key] = value
     document.update({k: v for k, v in overrides.items() if v is not None})
-    for key in ("state_dir", "osworld"):
+    for key in ("state_dir", "osworld", "file_mirror"):
         if isinstance(document.get(key), Path):
             document[key] = str(document[key])
     converter = cattrs.Converter(forbid_extra_keys=True)
@@ -105,4 +117,5 @@ def load_config(path: Path | None = None, *, environ: Mapping[str, str] | None =
         config,
         state_dir=config.state_dir.absolute(),
         osworld=config.osworld.absolute() if config.osworld else None,
+        file_mirror=config.file_mirror.absolute() if config.file_mirror else None,
     )

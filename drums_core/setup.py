@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
-from drums.errors import ConfigError, DrumsError, SetupFailed
+from drums.errors import ConfigError, DrumsError, GuestError, SetupFailed
 from drums_core.abc import CommandResult
-from drums_core.model import SetupStep
+from drums_core.model import Json, SetupStep
 
 if TYPE_CHECKING:
     from drums_core.plugins import Registry
@@ -61,6 +62,49 @@ class DesktopStepContext:
         """Start a program and leave it running."""
         document = {"command": command if isinstance(command, str) else list(command), "shell": shell}
         await self.slot.guest.call("POST", "/setup/launch", document)
+
+    @property
+    def file_mirror(self) -> Path | None:
+        """The folder that the host's configuration names."""
+        return self.slot.host.config.mirror()
+
+    async def open_file(self, path: str, *, timeout_s: float = 120.0) -> None:
+        """Open a file or start a program, and wait for its window."""
+        document = {"path": path, "timeout_seconds": timeout_s}
+        status, message = await self._ask("/setup/open_file", document, timeout_s=timeout_s + 30)
+        if status != 200:
+            raise SetupFailed(message, output="")
+
+    async def activate_window(self, name: str, *, strict: bool = False, by_class: bool = False) -> bool:
+        """Bring a window to the front; false when there is none."""
+        return await self._tell_window("/setup/activate_window", name, strict, by_class)
+
+    async def close_window(self, name: str, *, strict: bool = False, by_class: bool = False) -> bool:
+        """Ask a window to close; false when there is none."""
+        return await self._tell_window("/setup/close_window", name, strict, by_class)
+
+    async def upload(self, path: str, content: bytes) -> None:
+        """Write a file as the user."""
+        from drums_core.slot import upload_as_user
+
+        await upload_as_user(self.slot.guest, path, content)
+
+    async def _tell_window(self, route: str, name: str, strict: bool, by_class: bool) -> bool:
+        status, message = await self._ask(route, {"window_name": name, "strict": strict, "by_class": by_class})
+        if status not in (200, 404):
+            raise GuestError(f"the guest server answered POST {route} with {status}: {message}", guest_status=status)
+        return status == 200
+
+    async def _ask(self, route: str, document: Mapping[str, Json], *, timeout_s: float = 60.0) -> tuple[int, str]:
+        """A request that may be refused: the reply's status and what it says."""
+        reply = await self.slot.guest.request(
+            "POST", route, json.dumps(document).encode(), [("Content-Type", "application/json")], timeout_s=timeout_s
+        )
+        text = reply.body.decode("utf-8", "replace")
+        try:
+            return reply.status, str(json.loads(text)["message"])[:500]
+        except (ValueError, TypeError, KeyError):
+            return reply.status, text[:500]
 
     def keep_output(self, name: str, text: str) -> None:
         """Keep a command's output in the episode, for the checker."""

@@ -455,7 +455,7 @@ class Slot:
             GuestError: it cannot be read; `.guest_status` is 404 when it is not there.
         """
         self._require("read_file", (SlotState.UP, SlotState.QUARANTINED))
-        return await self._form("/file", file_path=path.encode(errors="surrogateescape"))
+        return await _form(self.guest, "/file", file_path=path.encode(errors="surrogateescape"))
 
     async def write_file(self, path: str, content: bytes) -> None:
         """Write a regular file of the desktop as the agent's user; its folders are made, an old file is overwritten.
@@ -465,24 +465,7 @@ class Slot:
         """
         async with self._operating("write_file", SlotState.UP):
             self.episode.actions += 1
-            path_bytes = path.encode(errors="surrogateescape")
-            await self._form("/setup/upload", file_path=path_bytes, file_data=content)
-
-    async def _form(self, route: str, **fields: bytes) -> bytes:
-        boundary = f"drums-{uuid.uuid4().hex}"
-        parts = [
-            f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode() + value + b"\r\n"
-            for name, value in fields.items()
-        ]
-        form = b"".join([*parts, f"--{boundary}--\r\n".encode()])
-        content_type = f"multipart/form-data; boundary={boundary}"
-        reply = await self.guest.request("POST", route, form, [("Content-Type", content_type)])
-        if reply.status != 200:
-            raise GuestError(
-                f"the guest server answered POST {route} with {reply.status}: {reply.body[:300]!r}",
-                guest_status=reply.status,
-            )
-        return reply.body
+            await upload_as_user(self.guest, path, content)
 
     async def step(self, action: str) -> Mapping[str, Json]:
         """One action of the agent: pyautogui code, or WAIT, DONE or FAIL.
@@ -572,3 +555,24 @@ async def execute_as_user(
         return CommandResult(int(reply["returncode"]), str(reply["output"]), str(reply["error"]))
     except (TypeError, KeyError, ValueError) as e:
         raise GuestError(f"the guest server answered {route} with {str(reply)[:200]}") from e
+
+
+async def upload_as_user(guest: GuestClient, path: str, content: bytes) -> None:
+    """Write a file by the guest server as uid 1000; raises GuestError when it cannot be written."""
+    await _form(guest, "/setup/upload", file_path=path.encode(errors="surrogateescape"), file_data=content)
+
+
+async def _form(guest: GuestClient, route: str, **fields: bytes) -> bytes:
+    boundary = f"drums-{uuid.uuid4().hex}"
+    parts = [
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode() + value + b"\r\n"
+        for name, value in fields.items()
+    ]
+    form = b"".join([*parts, f"--{boundary}--\r\n".encode()])
+    reply = await guest.request("POST", route, form, [("Content-Type", f"multipart/form-data; boundary={boundary}")])
+    if reply.status != 200:
+        raise GuestError(
+            f"the guest server answered POST {route} with {reply.status}: {reply.body[:300]!r}",
+            guest_status=reply.status,
+        )
+    return reply.body

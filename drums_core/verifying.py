@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import structlog
 import trio
 
@@ -18,7 +19,7 @@ from drums.errors import CheckerError, DrumsError, VerifierNotFound
 from drums_core.abc import CheckContext, Checker
 from drums_core.guest_gateway import serve_guest
 from drums_core.leftovers import worker_cgroup_name
-from drums_core.model import Limits, Phase, Reward, SetupStep, Task
+from drums_core.model import Json, Limits, Phase, Reward, SetupStep, Task
 from drums_core.setup import run_steps
 from drums_core.sys.cgroups import create_cgroup
 
@@ -62,8 +63,9 @@ async def grade(slot: Slot) -> Reward:
     score: float | None = None
     error: str | None = None
     _, checker, _ = checker_for(host.checkers, task)
+    findings: dict[str, Json] = {}
     try:
-        score = await _score(slot, task, checker)
+        score = await _score(slot, task, checker, findings)
     except CheckerError as e:
         error = e.message
     except DrumsError as e:
@@ -73,7 +75,10 @@ async def grade(slot: Slot) -> Reward:
         error = f"{type(e).__name__}: {e}"
     host.services.watcher.drain()
     slot.check_oom()
-    return host.make_reward(slot, score=score, checker_error=error)
+    reward = host.make_reward(slot, score=score, checker_error=error)
+    if not findings:
+        return reward
+    return attrs.evolve(reward, provenance={**reward.provenance, "findings": findings})
 
 
 @asynccontextmanager
@@ -90,7 +95,7 @@ async def _worker_cgroup() -> AsyncIterator[tuple[Path, ...]]:
                 await trio.sleep(0.005)
 
 
-async def _score(slot: Slot, task: Task, checker: Checker) -> float:
+async def _score(slot: Slot, task: Task, checker: Checker, findings: dict[str, Json]) -> float:
     failures: list[str] = []
     guest = slot.guest
     scratch = Path(tempfile.mkdtemp(prefix="drums-check-"))
@@ -116,6 +121,7 @@ async def _score(slot: Slot, task: Task, checker: Checker) -> float:
                 run_steps=steps,
                 scratch=scratch,
                 worker_cgroups=worker_cgroups,
+                findings=findings,
             )
             with trio.move_on_after(limit_s) as scope:
                 score = await checker.check(context)

@@ -53,12 +53,13 @@ STAND_ALONE: Mapping[str, frozenset[str]] = {
     "drums_core/sys/enter.py": frozenset(),
     "drums_core/sys/sudo_server.py": frozenset(),
     "drums_verifiers/worker_main.py": frozenset(),
+    "drums_verifiers/verifier_job.py": frozenset(),
     "drums_osworld/worker_job.py": frozenset({"desktop_env"}),  # what it is there to run
 }
 """Started by path or by source where nothing else of drums can be imported: the standard library and these alone."""
 
 GUEST = "drums_core/guest/"
-GUEST_MAY = frozenset({"guest", "PIL", "Xlib", "pyautogui", "mouseinfo"})
+GUEST_MAY = frozenset({"guest", "PIL", "Xlib", "gi", "pyautogui", "mouseinfo"})
 """The guest server runs on the image's interpreter, which has these (mouseinfo is pyautogui's); `guest` is its own name
 there."""
 

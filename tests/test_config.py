@@ -127,3 +127,15 @@ def test_limits_that_cannot(cpus: float, memory: int, swap: int, pids: int) -> N
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Limits(**wrong)
     assert attrs.astuple(KernelLimits(None, None, None, None)) == (None,) * 4
+
+
+def test_the_mirror_of_downloads(tmp_path: Path) -> None:
+    """It is what was named, or lies in the checkout, or is not there."""
+    config = load_config(environ={})
+    assert config.file_mirror is None and config.mirror() is None
+    config = load_config(environ={"DRUMS_OSWORLD": str(tmp_path)})
+    assert config.mirror() is None
+    (tmp_path / "file_cache").mkdir()
+    assert config.mirror() == tmp_path / "file_cache"
+    config = load_config(environ={"DRUMS_OSWORLD": str(tmp_path), "DRUMS_FILE_MIRROR": "elsewhere"})
+    assert config.mirror() == Path("elsewhere").absolute()

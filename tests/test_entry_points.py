@@ -81,12 +81,19 @@ def test_no_module_serves_two_entry_points() -> None:
 
 @pytest.mark.parametrize(("name", "module"), plugins_of("drums"))
 def test_checkers_and_catalogues(name: str, module: str) -> None:
-    """OSWorld's checker and OSWorld's tasks are registered under its name."""
+    """Each registers one checker or one catalogue, under its own name, and one can be made of it."""
     registry = build_manager([(name, importlib.import_module(module))], ambient=False).registry
-    assert (list(registry.checkers), list(registry.catalogues)) == ([name], [name])
+    assert [*registry.checkers, *registry.catalogues] == [name]
     assert not registry.gates and not registry.steps
-    for factory in (registry.checkers[name][0], registry.catalogues[name][0]):
+    for factory, _ in (registry.checkers | registry.catalogues).values():
         assert factory(HostConfig()) is not None
+
+
+def test_what_scores_and_what_lists_tasks() -> None:
+    """OSWorld's functions and operators' verifiers score; OSWorld's tasks are listed."""
+    registry = build_manager().registry
+    assert {"osworld_checker", "drums_verifier"} <= set(registry.checkers)
+    assert set(registry.catalogues) == {"osworld_catalogue"}
 
 
 @pytest.mark.parametrize(("name", "target"), plugins_of("drums.commands"))

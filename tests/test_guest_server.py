@@ -1,6 +1,6 @@
 """The guest server in a throw-away desktop: an overlay over a built image, in namespaces of its own.
 
-The image is the one that DRUMS_TEST_ROOTFS names, or the one of the development machine. Without root or an image the
+The image is the one that DRUMS_TEST_ROOTFS names, or the one in the state folder. Without root or an image the
 tests skip, and fail instead where DRUMS_REQUIRE asks for them.
 """
 
@@ -24,6 +24,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import h11
 import pytest
@@ -35,7 +36,9 @@ from drums_core import guest_client
 from drums_core.guest_gateway import serve_guest
 
 GUEST = Path(__file__).parent.parent / "drums_core" / "guest"
-ROOTFS = Path(os.environ.get("DRUMS_TEST_ROOTFS", "/var/lib/drums-dev/rootfs-latest"))
+BUILT = Path(os.environ.get("DRUMS_STATE_DIR", "/var/lib/drums"), "images/minimal/rootfs")
+FALLBACK = Path("/var/lib/drums-dev/rootfs-latest")
+ROOTFS = Path(os.environ.get("DRUMS_TEST_ROOTFS") or (BUILT if BUILT.exists() else FALLBACK))
 SECRET = "0123456789abcdef" * 4
 CLONE_NEWNET = 0x40000000
 
@@ -480,14 +483,184 @@ def test_window_size(desktop: Desktop) -> None:
             break
     assert json.loads(body)["width"] > 100, body
     desktop.execute("pkill xterm")
-    assert desktop.ask("POST", "/window_size", b"app_class_name=Nothing", headers=form)[0] == 500
+    for wanted, expected in ((b"app_class_name=Nothing", 500), (b"app_class_name=Ter", 500), (b"", 400)):
+        assert desktop.ask("POST", "/window_size", wanted, headers=form)[0] == expected
+
+
+# --- windows, the accessibility tree and scripts
+
+
+def ask_json(desktop: Desktop, method: str, target: str, **document: Any) -> tuple[int, Any]:
+    """A request with a JSON body; the status, and the reply's document or text."""
+    status, body = desktop.ask(method, target, document or b"")
+    try:
+        return status, json.loads(body)
+    except ValueError:
+        return status, body.decode()
+
+
+def titles(desktop: Desktop) -> list[str]:
+    return [window["title"] for window in ask_json(desktop, "GET", "/windows")[1]["windows"]]
+
+
+def wait_titles(desktop: Desktop, wanted: Callable[[list[str]], bool]) -> list[str]:
+    deadline = time.monotonic() + 10
+    while not wanted(found := titles(desktop)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def test_open_file_waits_for_its_window(desktop: Desktop) -> None:
+    """A file by its program, a folder, a program by its name; each is in front afterwards. A home path is expanded."""
+    desktop.execute("mkdir -p ~/papers; echo 'dear reader' > ~/letter.txt")
+    for path, title in (("~/letter.txt", "letter.txt"), ("/home/user/papers", "papers"), ("xterm", "xterm")):
+        status, said = ask_json(desktop, "POST", "/setup/open_file", path=path, timeout_seconds=20)
+        assert (status, said) == (200, "File opened and window activated successfully")
+        windows = ask_json(desktop, "GET", "/windows")[1]["windows"]
+        shown = [w for w in windows if title in w["title"] or title in w["class"]]
+        assert len(shown) == 1 and shown[0]["width"] > 50, windows
+        assert wait_active(desktop, shown[0]["id"])
+    desktop.execute("pkill xterm; pkill mousepad; pkill pcmanfm")
+    assert wait_titles(desktop, lambda found: not found) == []
+
+
+def wait_active(desktop: Desktop, identity: str) -> bool:
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        windows = ask_json(desktop, "GET", "/windows")[1]["windows"]
+        if any(w["active"] and w["id"] == identity for w in windows):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_open_file_does_not_take_another_window_for_its_own(desktop: Desktop) -> None:
+    """A file named by one letter, which is in the title of every window, and one whose name ends another's."""
+    desktop.execute("echo x > ~/a; echo x > ~/data.txt; echo x > ~/a.txt")
+    for name in ("a", "a.txt"):
+        ask_json(desktop, "POST", "/setup/open_file", path="/home/user/data.txt", timeout_seconds=20)
+        assert any("data.txt" in title for title in titles(desktop))
+        status, said = ask_json(desktop, "POST", "/setup/open_file", path=f"/home/user/{name}", timeout_seconds=20)
+        assert status == 200, said
+        assert any(re.search(rf"/{name}(?![\w.])", title) for title in titles(desktop))
+        desktop.execute("pkill mousepad")
+        wait_titles(desktop, lambda found: not found)
+
+
+def test_open_file_refuses_what_is_not_there(desktop: Desktop) -> None:
+    status, said = ask_json(desktop, "POST", "/setup/open_file", path="/home/user/none.txt")
+    assert (status, said["message"]) == (404, "Application/file not found: /home/user/none.txt")
+    for document in ({"path": ""}, {"path": 1}, {"path": "a", "window_name": 1}, {"path": "a", "timeout_seconds": "1"}):
+        assert ask_json(desktop, "POST", "/setup/open_file", **document)[0] == 400
+    assert ask_json(desktop, "POST", "/setup/open_file", path="a\0b")[0] == 400
+
+
+def test_open_file_gives_up_at_its_limit(desktop: Desktop) -> None:
+    """A program without a window."""
+    began = time.monotonic()
+    status, said = ask_json(desktop, "POST", "/setup/open_file", path="true", timeout_seconds=1)
+    assert status == 500 and "Failed to find window for 'true' within 1 seconds" in said["message"]
+    assert 1 <= time.monotonic() - began < 5
+
+
+def test_windows_are_activated_and_closed(desktop: Desktop) -> None:
+    """By a part of the title whatever its case, by the whole title, by the class; none is 404."""
+    for title in ("First Window", "Second window"):
+        desktop.ask("POST", "/setup/launch", {"command": ["xterm", "-T", title, "-e", "sleep 60"]})
+    wait_titles(desktop, lambda found: len(found) == 2)
+    by_title = {w["title"]: w["id"] for w in ask_json(desktop, "GET", "/windows")[1]["windows"]}
+    for document, title in (
+        ({"window_name": "first"}, "First Window"),
+        ({"window_name": "Second window", "strict": True}, "Second window"),
+    ):
+        status, said = ask_json(desktop, "POST", "/setup/activate_window", **document)
+        assert (status, said) == (200, "Window activated successfully")
+        assert wait_active(desktop, by_title[title])
+    for missing in (
+        {"window_name": "first", "strict": True},
+        {"window_name": "third"},
+        {"window_name": "xterm", "by_class": True, "strict": True},
+    ):
+        for route in ("/setup/activate_window", "/setup/close_window"):
+            assert ask_json(desktop, "POST", route, **missing)[0] == 404
+    for wrong in ({"strict": True}, {"window_name": ""}, {"window_name": ["x"]}):
+        assert ask_json(desktop, "POST", "/setup/close_window", **wrong)[0] == 400
+    assert ask_json(desktop, "POST", "/setup/close_window", window_name="second")[0] == 200
+    assert wait_titles(desktop, lambda found: len(found) == 1) == ["First Window"]
+    document = {"window_name": "xterm.XTerm", "by_class": True, "strict": True}
+    assert ask_json(desktop, "POST", "/setup/close_window", **document) == (200, "Window closed successfully.")
+    assert wait_titles(desktop, lambda found: not found) == []
+
+
+STATE = "{https://accessibility.ubuntu.example.org/ns/state}"
+COMPONENT = "{https://accessibility.ubuntu.example.org/ns/component}"
+
+
+def read_tree(desktop: Desktop) -> Any:
+    status, document = ask_json(desktop, "GET", "/accessibility")
+    assert status == 200, document
+    return ElementTree.fromstring(document["AT"])
+
+
+def test_accessibility_tree_is_osworlds(desktop: Desktop) -> None:
+    """Roles are elements; states, places and texts are where OSWorld's agents look for them. The reader is the user."""
+    desktop.execute("printf 'one <two> & \\033 three' > ~/tree.txt")
+    ask_json(desktop, "POST", "/setup/open_file", path="/home/user/tree.txt", timeout_seconds=20)
+    root = read_tree(desktop)
+    assert root.tag == "desktop-frame" and "truncated" not in root.attrib
+    (application,) = [x for x in root if x.get("name") == "mousepad"]
+    assert application.tag == "application"
+    (frame,) = [x for x in application.iter("frame") if "tree.txt" in x.get("name", "")]
+    assert frame.get(f"{STATE}active") == "true" and frame.get(f"{STATE}showing") == "true"
+    assert re.fullmatch(r"\(-?\d+, -?\d+\)", frame.get(f"{COMPONENT}screencoord", ""))
+    assert re.fullmatch(r"\(\d+, \d+\)", frame.get(f"{COMPONENT}size", ""))
+    texts = [x.text for x in application.iter("text") if x.text]
+    # A control character has no place in XML.
+    assert "one <two> &  three" in texts, texts
+    desktop.execute("pkill mousepad")
+
+
+def test_a_program_that_hangs_costs_its_part_of_the_tree(desktop: Desktop) -> None:
+    for name in ("hang", "live"):
+        command = ["mousepad", "--disable-server", f"/home/user/{name}.txt"]
+        desktop.execute(f"echo x > ~/{name}.txt")
+        desktop.ask("POST", "/setup/launch", {"command": command})
+        wait_titles(desktop, lambda found, name=name: any(name in title for title in found))  # type: ignore[misc]
+    desktop.execute(["pkill", "-STOP", "-f", "mousepad.*hang.txt"])
+    began = time.monotonic()
+    frames = {x.get("name") for x in read_tree(desktop).iter("frame")}
+    assert time.monotonic() - began < 25
+    assert any("live.txt" in name for name in frames) and not any("hang.txt" in name for name in frames)
+    desktop.execute("pkill -CONT mousepad; pkill mousepad")
+
+
+def test_bash_scripts(desktop: Desktop) -> None:
+    """Output and errors in one, in their order; a folder of its own; a long script; what fails says so."""
+    script = "echo out; echo err >&2; pwd; id -u; ls /proc/self/fd | wc -l; exit 3"
+    status, reply = ask_json(desktop, "POST", "/run_bash_script", script=script, working_dir="/tmp")
+    assert status == 200 and (reply["status"], reply["error"], reply["returncode"]) == ("error", "", 3)
+    assert reply["output"].split()[:4] == ["out", "err", "/tmp", "1000"]
+    long = "#!/bin/bash\n" + "# filler\n" * 50_000 + "cd; [[ $PWD == ~ ]] && echo done"
+    status, reply = ask_json(desktop, "POST", "/run_bash_script", script=long)
+    assert (status, reply["status"], reply["output"]) == (200, "success", "done\n")
+    for document, expected in (
+        ({"script": ""}, 400),
+        ({"script": "pwd", "working_dir": "/none"}, 400),
+        ({"script": "sleep 30", "timeout": 0.5}, 500),
+    ):
+        status, reply = ask_json(desktop, "POST", "/run_bash_script", **document)
+        assert (status, reply["status"], reply["returncode"]) == (expected, "error", -1) and reply["output"]
+
+
+def test_commands_inherit_nothing_of_the_servers(desktop: Desktop) -> None:
+    """In particular not the socket by which the spawner tells how a job ended."""
+    assert "socket" not in desktop.execute("ls -l /proc/self/fd")["output"]
 
 
 def test_small_questions(desktop: Desktop) -> None:
     assert desktop.ask("GET", "/platform") == (200, b"Linux")
     assert json.loads(desktop.ask("GET", "/terminal")[1]) == {"output": None, "status": "success"}
     assert json.loads(desktop.ask("POST", "/desktop_path")[1]) == {"desktop_path": "/home/user/Desktop"}
-    assert desktop.ask("GET", "/accessibility")[0] == 501
 
 
 # --- files ---
@@ -865,3 +1038,49 @@ def test_forms_of_both_kinds(wire: Any) -> None:
     request.body = bytearray(body[:-9])
     with pytest.raises(wire.HttpError):
         request.form()
+
+
+@pytest.fixture(scope="module")
+def windows(guest_path: None) -> Any:
+    return importlib.import_module("guest.windows")
+
+
+@pytest.mark.parametrize(
+    ("title", "name", "expected"),
+    [
+        ("~/a.txt - Mousepad", "a.txt", True),
+        ("*a.txt", "a.txt", True),
+        ("data.txt - Mousepad", "a.txt", False),
+        ("my-a.txt", "a.txt", False),
+        ("a.txt.bak - Mousepad", "a.txt", False),
+        ("[berry.png] (imported)-1.0 (RGB color)", "berry.png", True),
+        ("berry.xcf-1.0 (RGB color)", "berry.xcf", True),
+        ("Calendar", "a", False),
+        ("a - Mousepad", "a", True),
+        ("Über uns.docx - Writer", "Über uns.docx", True),
+        ("report.docx", "report", False),
+        ("A+B (1).ods - Calc", "A+B (1).ods", True),
+    ],
+)
+def test_titles_show_whole_names(windows: Any, title: str, name: str, expected: bool) -> None:
+    assert windows.shows(title, name) is expected
+
+
+def window(title: str, identity: str = "0x1", *classes: str) -> dict[str, Any]:
+    return {"id": identity, "title": title, "class": list(classes)}
+
+
+def test_which_window_shows_what_was_opened(windows: Any) -> None:
+    """A short name counts in a new title only, a name without its ending too; programs go by title or class."""
+    old = [window("a - Editor")]
+    assert windows.opened(old, old, "a", "/home/user/a") is None
+    assert windows.opened([*old, window("a - Editor", "0x2")], old, "a", "/home/user/a")["id"] == "0x2"
+    assert windows.opened([window("/home/user/a - Editor")], old, "a", "/home/user/a") is not None
+    kept = [window("report.pdf")]
+    assert windows.opened(kept, kept, "report.pdf", "/home/user/report.pdf") == kept[0]
+    assert windows.opened([window("report")], [window("report")], "report.pdf", "/r/report.pdf") is None
+    assert windows.opened([window("report")], [], "report.pdf", "/r/report.pdf") is not None
+    assert windows.opened([window("to")], [], "to.pdf", "/r/to.pdf") is None
+    assert windows.opened([window("Untitled 1", "0x3", "mousepad", "Mousepad")], [], "mousepad") is not None
+    assert windows.opened([window("Untitled 1 - Mousepad", "0x3")], [], "mousepad") is not None
+    assert windows.opened([window("Untitled 1", "0x3")], [], "mousepad") is None

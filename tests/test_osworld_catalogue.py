@@ -16,7 +16,7 @@ from drums_core import hookspecs
 from drums_core.abc import Step
 from drums_core.config import HostConfig
 from drums_core.model import Task
-from drums_osworld import plugin
+from drums_osworld import osworld_catalogue, osworld_checker
 from drums_osworld.catalogue import OWN_TASKS, OSWorldCatalogue
 from drums_osworld.checker import OSWorldChecker, postconfig
 from drums_osworld.steps.execute import Execute
@@ -200,16 +200,17 @@ def test_task_is_frozen() -> None:
         task.id = "x"  # type: ignore[misc]
 
 
-def test_plugin_registers_checker_and_catalogue() -> None:
+def test_plugins_register_checker_and_catalogue() -> None:
     manager = pluggy.PluginManager("drums")
     manager.add_hookspecs(hookspecs)
-    manager.register(plugin)
+    manager.register(osworld_checker)
+    manager.register(osworld_catalogue)
     made: dict[str, Any] = {}
 
     def register(name: str, factory: Any) -> None:
-        made[f"{name} {len(made)}"] = type(factory(HostConfig()))
+        made[name] = type(factory(HostConfig()))
 
     manager.hook.drums_register_checkers(register=register)
     manager.hook.drums_register_catalogues(register=register)
     manager.check_pending()
-    assert made == {"osworld 0": OSWorldChecker, "osworld 1": OSWorldCatalogue}
+    assert made == {"osworld_checker": OSWorldChecker, "osworld_catalogue": OSWorldCatalogue}

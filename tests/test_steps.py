@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -14,9 +18,14 @@ from trio.testing import MockClock
 from drums.errors import ConfigError, GuestError, SetupFailed
 from drums_core import hookspecs
 from drums_core.abc import CommandResult, Step
-from drums_osworld.steps import command, execute, launch, sleep
+from drums_osworld.steps import activate_window, close_window, command, download, execute, launch, sleep
+from drums_osworld.steps import open as open_step
+from drums_osworld.steps.activate_window import ActivateWindow
+from drums_osworld.steps.close_window import CloseWindow
+from drums_osworld.steps.download import Download, mirrored_path
 from drums_osworld.steps.execute import Execute, provisions
 from drums_osworld.steps.launch import Launch
+from drums_osworld.steps.open import Open
 from drums_osworld.steps.parameters import Command
 from drums_osworld.steps.placeholders import fill
 from drums_osworld.steps.sleep import Sleep
@@ -31,6 +40,27 @@ class Context:
     calls: list[tuple[str, Any, bool]] = attrs.field(factory=list)
     notes: list[str] = attrs.field(factory=list)
     kept: dict[str, str] = attrs.field(factory=dict)
+    file_mirror: Path | None = None
+    windows: set[str] = attrs.field(factory=set)
+    uploaded: dict[str, bytes] = attrs.field(factory=dict)
+
+    async def open_file(self, path: str, *, timeout_s: float = 120.0) -> None:
+        await trio.lowlevel.checkpoint()
+        self.calls.append(("open_file", path, timeout_s > 0))
+
+    async def activate_window(self, name: str, *, strict: bool = False, by_class: bool = False) -> bool:
+        await trio.lowlevel.checkpoint()
+        self.calls.append(("activate_window", (name, by_class), strict))
+        return name in self.windows
+
+    async def close_window(self, name: str, *, strict: bool = False, by_class: bool = False) -> bool:
+        await trio.lowlevel.checkpoint()
+        self.calls.append(("close_window", (name, by_class), strict))
+        return name in self.windows
+
+    async def upload(self, path: str, content: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+        self.uploaded[path] = content
 
     async def execute(
         self, command: str | Sequence[str], *, shell: bool = False, timeout_s: float = 120.0
@@ -60,7 +90,7 @@ async def run(step: Step, parameters: dict[str, Any], context: Context) -> None:
 def test_each_is_registered_under_its_name() -> None:
     manager = pluggy.PluginManager("drums")
     manager.add_hookspecs(hookspecs)
-    for plugin in (execute, command, launch, sleep):
+    for plugin in (execute, command, launch, sleep, open_step, activate_window, close_window, download):
         manager.register(plugin)
     made: dict[str, Step] = {}
 
@@ -69,7 +99,16 @@ def test_each_is_registered_under_its_name() -> None:
 
     manager.hook.drums_register_setup_steps(register=register)
     manager.check_pending()
-    assert set(made) == {"execute", "command", "launch", "sleep"}
+    assert set(made) == {
+        "execute",
+        "command",
+        "launch",
+        "sleep",
+        "open",
+        "activate_window",
+        "close_window",
+        "download",
+    }
 
 
 @pytest.mark.parametrize(
@@ -83,6 +122,12 @@ def test_each_is_registered_under_its_name() -> None:
         (Launch(), {"command": "vlc &", "shell": "true"}),
         (Sleep(), {"seconds": 1}),
         (Sleep(), {"seconds": 0.5}),
+        (Open(), {"path": "/home/user/a.txt"}),
+        (Open(), {"path": "mousepad"}),
+        (ActivateWindow(), {"window_name": "a.txt - LibreOffice Calc", "strict": True}),
+        (CloseWindow(), {"window_name": "Mail.thunderbird", "strict": True, "by_class": True}),
+        (Download(), {"files": [{"url": "https://x/resolve/main/a", "path": "/home/user/a"}]}),
+        (Download(), {"files": []}),
     ],
 )
 def test_parameters_of_osworld_are_taken(step: Step, parameters: dict[str, Any]) -> None:
@@ -109,6 +154,21 @@ def test_parameters_of_osworld_are_taken(step: Step, parameters: dict[str, Any])
         (Sleep(), {"seconds": -1}, "allowed is 0 to 600"),
         (Sleep(), {"seconds": float("nan")}, "allowed is 0 to 600"),
         (Sleep(), {"seconds": True}, r"@ \$\.parameters\.seconds"),
+        (Open(), {}, "path"),
+        (Open(), {"path": " "}, "a file or a program is needed"),
+        (Open(), {"path": "a\0"}, "a file or a program is needed"),
+        (Open(), {"path": ["a"]}, r"@ \$\.parameters\.path"),
+        (Open(), {"path": "a", "timeout": 1}, "timeout"),
+        (ActivateWindow(), {"window_name": ""}, "a title or a class is needed"),
+        (ActivateWindow(), {"window_name": "x", "strict": 1}, r"@ \$\.parameters\.strict"),
+        (CloseWindow(), {"strict": True}, "window_name"),
+        (CloseWindow(), {"window_name": 1}, r"@ \$\.parameters\.window_name"),
+        (CloseWindow(), {"window_name": "x", "name": "y"}, "name"),
+        (Download(), {}, "files"),
+        (Download(), {"files": {"url": "u", "path": "p"}}, r"@ \$\.parameters\.files"),
+        (Download(), {"files": [{"url": "u"}]}, "path"),
+        (Download(), {"files": [{"url": "u", "path": "p"}, {"url": 1, "path": "p"}]}, r"files\[1\]\.url"),
+        (Download(), {"files": [{"url": "u", "path": ""}]}, "path of file 0"),
     ],
 )
 def test_wrong_parameters_are_refused_by_path(step: Step, parameters: dict[str, Any], fault: str) -> None:
@@ -190,3 +250,101 @@ async def test_sleep_sleeps(autojump_clock: MockClock) -> None:
     start = trio.current_time()
     await run(Sleep(), {"seconds": 2.5}, Context())
     assert trio.current_time() - start == pytest.approx(2.5)
+
+
+# --- windows and files
+
+
+async def test_open_opens_and_windows_are_told() -> None:
+    context = Context(windows={"b"})
+    await run(Open(), {"path": "a.txt"}, context)
+    await run(ActivateWindow(), {"window_name": "b", "strict": True}, context)
+    await run(CloseWindow(), {"window_name": "b", "by_class": "true"}, context)
+    assert context.calls == [
+        ("open_file", "a.txt", True),
+        ("activate_window", ("b", False), True),
+        ("close_window", ("b", True), False),
+    ]
+    assert context.notes == []
+
+
+async def test_a_window_that_is_not_there_is_noted() -> None:
+    """OSWorld only logs it."""
+    context = Context()
+    await run(ActivateWindow(), {"window_name": "b", "strict": True}, context)
+    await run(CloseWindow(), {"window_name": "c.C", "by_class": True}, context)
+    assert context.notes == [
+        "activate_window: there is no window with the title 'b' exactly",
+        "close_window: there is no window with the class 'c.C'",
+    ]
+
+
+BASE = "https://huggingface.co/datasets/x/y/resolve/main"
+
+
+def test_the_path_in_the_mirror() -> None:
+    assert mirrored_path(f"{BASE}/a/b/Order%23%201.xlsx?download=true") == ("a", "b", "Order# 1.xlsx")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://arxiv.org/pdf/2312.13771.pdf",
+        "file:///x/resolve/main/a",
+        f"{BASE}/",
+        f"{BASE}/a//b",
+        f"{BASE}/../secret",
+        f"{BASE}/%2e%2e/secret",
+        f"{BASE}/a%2F..%2F..%2Fsecret",
+        f"{BASE}/a%00",
+    ],
+)
+async def test_urls_that_no_mirror_has(url: str, tmp_path: Path) -> None:
+    with pytest.raises(SetupFailed) as info:
+        await run(Download(), {"files": [{"url": url, "path": "/x"}]}, Context(file_mirror=tmp_path))
+    assert repr(url) in info.value.message and info.value.url == url
+
+
+async def test_download_takes_files_from_the_mirror(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b c.txt").write_bytes(b"content")
+    context = Context(file_mirror=tmp_path)
+    await run(Download(), {"files": [{"url": f"{BASE}/a/b%20c.txt", "path": "Desktop/c.txt"}]}, context)
+    assert context.uploaded == {"Desktop/c.txt": b"content"}
+
+
+async def test_what_is_not_in_the_mirror_fails_the_set_up(tmp_path: Path) -> None:
+    """Absent, a folder, a pipe, empty, too large, or not what the manifest says: each by its cause; nothing is sent."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty").touch()
+    (tmp_path / "changed").write_bytes(b"1")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").touch()
+    os.truncate(tmp_path / "large", (200 << 20) + 1)
+    entry = {"file": "changed", "sha256": hashlib.sha256(b"2").hexdigest(), "size": 1}
+    (tmp_path / "manifest.json").write_text(json.dumps([entry]))
+    causes = {
+        "absent": "is not in the mirror",
+        "folder": "no regular file|directory",
+        "pipe": "no regular file",
+        "empty": "is empty",
+        "large": "allowed are",
+        "changed": "its manifest.json says",
+    }
+    context = Context(file_mirror=tmp_path)
+    for name, cause in causes.items():
+        with pytest.raises(SetupFailed, match=cause) as info:
+            await run(Download(), {"files": [{"url": f"{BASE}/{name}", "path": "/x"}]}, context)
+        assert info.value.url == f"{BASE}/{name}" and info.value.url in info.value.message
+    with pytest.raises(SetupFailed, match="has no mirror"):
+        await run(Download(), {"files": [{"url": f"{BASE}/a", "path": "/x"}]}, Context())
+    assert context.uploaded == {}
+
+
+async def test_an_empty_file_is_one_when_the_manifest_says_so(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    entry = {"file": "empty", "sha256": hashlib.sha256(b"").hexdigest(), "size": 0}
+    (tmp_path / "manifest.json").write_text(json.dumps([entry]))
+    context = Context(file_mirror=tmp_path)
+    await run(Download(), {"files": [{"url": f"{BASE}/empty", "path": "/x"}]}, context)
+    assert context.uploaded == {"/x": b""}

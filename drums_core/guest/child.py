@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import site
 import socket
@@ -18,7 +19,7 @@ import sys
 import threading
 import traceback
 
-from guest import kernel
+from guest import kernel, windows
 from guest.identity import ENVIRONMENT, GROUPS, HOME, USER_GID, USER_UID
 
 _CHUNK = 1 << 20
@@ -59,6 +60,8 @@ def _main(job_fd, output_fd, error_fd, status_fd, data_fd=None):
         os.dup2(source, target)
     _close_all_but({0, 1, 2, job_fd, status_fd, data_fd})
     kernel.become(USER_UID, USER_GID, GROUPS)
+    # socket.recv_fds ignores its flags: without this the user's programs could answer in the spawner's name.
+    os.set_inheritable(status_fd, False)
     status = socket.socket(fileno=status_fd)
     try:
         os.umask(0o022)
@@ -122,6 +125,49 @@ def _launch(_status, _data, argv):
         failure = file.read()
     if failure:
         raise Refused("failed", failure.decode("utf-8", "replace"))
+    return 0
+
+
+def _open(status, data, path):
+    """Starts what shows a file, or a program by its name; prints what it took the path for."""
+    target = os.path.join(HOME, _expand(path))
+    if os.path.exists(target):
+        told = {"path": target, "name": os.path.basename(target.rstrip("/"))}
+        argv = ["xdg-open", target]
+    else:
+        program = shutil.which(path)
+        if program is None:
+            raise Refused("absent", f"Application/file not found: {path}")
+        told = {"path": "", "name": os.path.basename(path)}
+        argv = [program]
+    os.write(1, json.dumps(told).encode())
+    return _launch(status, data, argv)
+
+
+def _script(_status, _data, script, working_dir):
+    """A script by bash, whose errors go where its output goes. It is in memory alone: a script may be long."""
+    if working_dir is not None:
+        try:
+            os.chdir(_expand(working_dir))
+        except OSError as error:
+            raise Refused("unsuitable", f"Working directory does not exist: {working_dir}") from error
+    memory = os.memfd_create("script", 0)
+    with open(memory, "wb", closefd=False) as file:
+        file.write(script.encode("utf-8", "surrogateescape"))
+    os.dup2(1, 2)
+    # A new open file, at its beginning. The program inherits the memory's descriptor: /proc/self leads to it.
+    argv = ["bash", f"/proc/self/fd/{memory}"]
+    os.execve("/bin/bash", argv, os.environ)
+
+
+def _windows(_status, _data):
+    """Prints the desktop's windows, as JSON."""
+    try:
+        found = windows.listed()
+    except windows.DisplayRefused as error:
+        raise Refused("failed", str(error)) from error
+    with open(1, "w", encoding="utf-8", errors="replace", closefd=False) as output:
+        json.dump(found, output)
     return 0
 
 
@@ -230,6 +276,9 @@ def _tree(path, name):
 _OPERATIONS = {
     "exec": _exec,
     "launch": _launch,
+    "open": _open,
+    "script": _script,
+    "windows": _windows,
     "python": _python,
     "open_file": _open_file,
     "write_file": _write_file,

@@ -1,19 +1,27 @@
 """The routes: OSWorld's dialect, with each job done as the desktop's user."""
 
+import contextlib
 import json
 import os
 import platform
 import shlex
 import stat
+import time
 import urllib.parse
 
-from guest import VERSION, x11
+from guest import VERSION, windows, x11
 from guest.jobs import JobError, JobTimeout
 from guest.wire import HttpError, Reply, json_reply
 
 _COMMAND_TIMEOUT_S = 120.0
 _PYTHON_TIMEOUT_S = 90.0
+_SCRIPT_TIMEOUT_S = 100.0
 _FILE_TIMEOUT_S = 60.0
+_WINDOW_TIMEOUT_S = 10.0
+_A11Y_TIMEOUT_S = 30.0
+_OPEN_TIMEOUT_S = 1800.0
+_OPEN_POLL_S = 0.2
+_A11Y = ["/usr/bin/python3", "-I", "/opt/drums/guest/a11y.py"]
 _MAX_TIMEOUT_S = 3600.0
 _STATUS_OF = {"absent": 404, "unsuitable": 400, "failed": 500}
 
@@ -34,11 +42,16 @@ class Routes:
             "/execute": ("POST", self._execute),
             "/setup/execute": ("POST", self._execute),
             "/setup/launch": ("POST", self._launch),
+            "/setup/open_file": ("POST", self._open_file),
+            "/setup/activate_window": ("POST", self._activate_window),
+            "/setup/close_window": ("POST", self._close_window),
             "/run_python": ("POST", self._run_python),
+            "/run_bash_script": ("POST", self._run_bash_script),
             "/screenshot": ("GET", self._screenshot),
             "/screen_size": ("POST", self._screen_size),
             "/cursor_position": ("GET", self._cursor_position),
             "/window_size": ("POST", self._window_size),
+            "/windows": ("GET", self._windows),
             "/platform": ("GET", self._platform),
             "/terminal": ("GET", self._terminal),
             "/accessibility": ("GET", self._accessibility),
@@ -78,13 +91,19 @@ class Routes:
 
     # --- commands ---
 
-    def _run_slow(self, op, **parameters):
+    @contextlib.contextmanager
+    def _slot(self):
+        """A place for something that may take long."""
         if not self._slots.acquire(blocking=False):
             raise HttpError(503, "too many commands are running in this desktop")
         try:
-            return self._jobs.run(op, **parameters)
+            yield
         finally:
             self._slots.release()
+
+    def _run_slow(self, op, **parameters):
+        with self._slot():
+            return self._jobs.run(op, **parameters)
 
     def _execute(self, request):
         document = request.json()
@@ -110,6 +129,83 @@ class Routes:
         result = self._run_slow("python", code=code, timeout_s=_timeout(document, _PYTHON_TIMEOUT_S))
         return json_reply({"status": "success" if result.returncode == 0 else "error", **_outcome(result)})
 
+    def _run_bash_script(self, request):
+        document = request.json()
+        script, folder = document.get("script"), document.get("working_dir")
+        nothing_ran = {"error": "", "returncode": -1}
+        if not isinstance(script, str) or not script:
+            raise HttpError(400, "Script not supplied!", output="Script not supplied!", **nothing_ran)
+        if folder is not None and not isinstance(folder, str):
+            raise HttpError(400, "working_dir is not a string", output="working_dir is not a string", **nothing_ran)
+        try:
+            result = self._run_slow(
+                "script",
+                script=script,
+                working_dir=folder or None,
+                timeout_s=_timeout(document, _SCRIPT_TIMEOUT_S),
+            )
+        except JobError as error:
+            status = 400 if error.kind == "unsuitable" else 500
+            raise HttpError(status, str(error), output=str(error), **nothing_ran) from error
+        return json_reply({"status": "success" if result.returncode == 0 else "error", **_outcome(result)})
+
+    # --- windows ---
+
+    def _list_windows(self):
+        result = self._jobs.run("windows", timeout_s=_WINDOW_TIMEOUT_S)
+        if result.returncode != 0 or result.output_truncated:
+            raise HttpError(500, f"the windows cannot be listed: {result.error[-300:].decode('utf-8', 'replace')}")
+        return json.loads(result.output)
+
+    def _windows(self, _request):
+        return json_reply({"windows": self._list_windows()})
+
+    def _open_file(self, request):
+        document = request.json()
+        path, title = document.get("path"), document.get("window_name")
+        if not isinstance(path, str) or not path:
+            raise HttpError(400, "Path not supplied!")
+        if title is not None and not isinstance(title, str):
+            raise HttpError(400, "window_name is not a string")
+        timeout_s = _timeout(document, _OPEN_TIMEOUT_S, "timeout_seconds")
+        deadline = time.monotonic() + timeout_s
+        with self._slot():
+            before = self._list_windows()
+            told = json.loads(self._jobs.run("open", path=path, timeout_s=_FILE_TIMEOUT_S).output)
+            name, target = (title, "") if title else (told["name"], told["path"])
+            while True:
+                window = windows.opened(self._list_windows(), before, name, target)
+                if window is not None:
+                    break
+                if time.monotonic() > deadline:
+                    raise HttpError(500, f"Failed to find window for {name!r} within {timeout_s:g} seconds.")
+                time.sleep(_OPEN_POLL_S)
+            self._jobs.run("exec", argv=["wmctrl", "-i", "-a", window["id"]], timeout_s=_WINDOW_TIMEOUT_S)
+        return Reply(b"File opened and window activated successfully")
+
+    def _activate_window(self, request):
+        self._tell_window(request, "a")
+        return Reply(b"Window activated successfully")
+
+    def _close_window(self, request):
+        self._tell_window(request, "c")
+        return Reply(b"Window closed successfully.")
+
+    def _tell_window(self, request, action):
+        """Has wmctrl act on a window by its title, or by its class.
+
+        Raises:
+            HttpError: 404 when there is no such window. OSWorld's Linux server says nothing then, its others this.
+        """
+        document = request.json()
+        name = document.get("window_name")
+        if not isinstance(name, str) or not name or "\0" in name:
+            raise HttpError(400, "window_name required")
+        options = "-" + ("x" if document.get("by_class") else "") + ("F" if document.get("strict") else "") + action
+        result = self._jobs.run("exec", argv=["wmctrl", options, name], timeout_s=_WINDOW_TIMEOUT_S)
+        if result.returncode != 0:
+            raise HttpError(404, f"Window {name} not found")
+
     # --- the screen ---
 
     def _screenshot(self, _request):
@@ -125,21 +221,27 @@ class Routes:
             return json_reply(list(display.pointer()))
 
     def _window_size(self, request):
-        wanted = request.form().get("app_class_name", b"").decode("utf-8", "replace")
-        result = self._jobs.run("exec", argv=["wmctrl", "-lGx"], timeout_s=10.0)
-        for line in result.output.decode("utf-8", "replace").splitlines():
-            # identifier, desktop, x, y, width, height, instance.class, …
-            fields = line.split(None, 7)
-            if len(fields) >= 7 and wanted and wanted.lower() in fields[6].lower():
-                return json_reply({"width": int(fields[4]), "height": int(fields[5])})
+        wanted = _text(request.form(), "app_class_name").lower()
+        for window in self._list_windows():
+            if wanted in [part.lower() for part in window["class"]]:
+                return json_reply({"width": window["width"], "height": window["height"]})
         raise HttpError(500, f"no window has the class {wanted!r}")
 
     def _terminal(self, _request):
-        # OSWorld reads the text of GNOME's terminal only; without that one the answer is null.
-        return json_reply({"output": None, "status": "success"})
+        # OSWorld reads the text of GNOME's terminal only; without that one the answer is null, and quick.
+        found = self._jobs.run("exec", argv=["pgrep", "-x", "gnome-terminal-"], timeout_s=_WINDOW_TIMEOUT_S)
+        output = json.loads(self._ask_a11y("terminal")) if found.returncode == 0 else None
+        return json_reply({"output": output, "status": "success"})
 
     def _accessibility(self, _request):
-        raise HttpError(501, "this image's guest server has no accessibility tree")
+        return json_reply({"AT": self._ask_a11y("tree").decode("utf-8", "replace")})
+
+    def _ask_a11y(self, what):
+        result = self._run_slow("exec", argv=[*_A11Y, what], timeout_s=_A11Y_TIMEOUT_S)
+        if result.returncode != 0 or result.output_truncated:
+            message = result.error[-500:].decode("utf-8", "replace").strip()
+            raise HttpError(500, f"the accessibility tree cannot be read: {message}")
+        return bytes(result.output)
 
     # --- files ---
 
@@ -210,10 +312,10 @@ def _argv(document):
     return [os.path.join("/home/user", part[2:]) if part.startswith("~/") else part for part in argv]
 
 
-def _timeout(document, default_s):
-    value = document.get("timeout", default_s)
+def _timeout(document, default_s, key="timeout"):
+    value = document.get(key, default_s)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MAX_TIMEOUT_S:
-        raise HttpError(400, f"timeout is not a number of seconds up to {_MAX_TIMEOUT_S:g}")
+        raise HttpError(400, f"{key} is not a number of seconds up to {_MAX_TIMEOUT_S:g}")
     return float(value)
 
 

@@ -1,0 +1,176 @@
+"""Operators' own verifiers as a checker: `{"func": "drums_verifier", "verifier": NAME, "function": FN, "options": {}}`.
+
+NAME is an entry point of the group `drums_verifier`, in any installed package; FN a function of the module or class
+that it names. It is called as `FN(desktop, task, **options)` in a worker of its own, with
+`drums_verifiers.verifier_job.Desktop` and the task as a mapping, may be `async`, and returns a number from 0 to 1, a
+bool, or an object with `score` and, if it likes, `evidence` and `notes`, which go into the reward's provenance.
+
+Order and the agent's FAIL are OSWorld's: `postconfig` first, then a last action FAIL scores 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from drums.errors import CheckerError, ConfigError, DesktopError, VerifierNotFound
+from drums_core.abc import CheckContext, Checker
+from drums_core.config import HostConfig
+from drums_core.hookspecs import RegisterChecker, hookimpl
+from drums_core.model import Json, SetupStep, Task
+from drums_verifiers import sandbox
+from drums_verifiers.grading import score_of
+from drums_verifiers.installed import Installed, find, require_function
+from drums_verifiers.worker import run_worker
+
+FUNC = "drums_verifier"
+JOB = "drums_verifiers.verifier_job:run"
+_FIELDS = {"func", "verifier", "function", "options", "postconfig"}
+_GIVE_UP = "FAIL"
+
+
+class VerifierChecker:
+    """Scores with a function of an installed package."""
+
+    def __init__(self, config: HostConfig) -> None:
+        self._config = config
+
+    def claims(self, evaluator: Mapping[str, Json]) -> bool:
+        """Those that say so."""
+        return evaluator.get("func") == FUNC
+
+    def validate(self, task: Task) -> None:
+        """Refuse what could not be called.
+
+        Raises:
+            ConfigError: a field is wrong, missing or unknown.
+            VerifierNotFound: no such verifier or function is installed.
+        """
+        where = f"$.evaluator of task {task.id!r}"
+        if unknown := sorted(set(task.evaluator) - _FIELDS):
+            raise ConfigError(
+                f"{where}: {unknown[0]!r} is no field of a {FUNC!r}", path=f"$.evaluator.{unknown[0]}", unknown=unknown
+            )
+        for key in ("verifier", "function"):
+            value = task.evaluator.get(key)
+            if not isinstance(value, str) or not value:
+                raise ConfigError(f"{where}.{key} is {value!r:.80}, a name is needed", path=f"$.evaluator.{key}")
+        options = task.evaluator.get("options", {})
+        if not isinstance(options, dict):
+            raise ConfigError(f"{where}.options is {options!r:.80}, an object is needed", path="$.evaluator.options")
+        _postconfig(task)
+        require_function(find(task.evaluator["verifier"]), task.evaluator["function"])
+
+    def provenance(self, task: Task) -> Mapping[str, Json]:
+        """The verifier and the function, the package with its version, and the sha256 of its source."""
+        named = {key: task.evaluator.get(key) for key in ("verifier", "function")}
+        try:
+            verifier = find(str(named["verifier"]))
+            return {
+                **named,
+                "distribution": verifier.distribution,
+                "version": verifier.version,
+                "module": verifier.module,
+                "sha256": verifier.sha256(),
+            }
+        except (VerifierNotFound, OSError) as e:  # it was removed meanwhile; the reward still says what was asked for
+            return {**named, "missing": str(e)}
+
+    async def check(self, context: CheckContext) -> float:
+        """The score."""
+        task = context.task
+        steps = _postconfig(task)
+        if steps:
+            try:
+                await context.run_steps(steps)
+            except DesktopError as e:
+                raise CheckerError(f"the evaluator's postconfig failed: {e}") from e
+        if context.last_action == _GIVE_UP:
+            return 0.0
+        source = f"the verifier {task.evaluator['verifier']}.{task.evaluator['function']}"
+        try:
+            verifier = await trio.to_thread.run_sync(find, task.evaluator["verifier"])
+        except VerifierNotFound as e:
+            raise CheckerError(f"{source} is gone: {e.message}") from e
+        files, path = _shown(verifier)
+        request = {
+            "module": verifier.module,
+            "attribute": verifier.attribute,
+            "function": task.evaluator["function"],
+            "options": task.evaluator.get("options", {}),
+            "task": _document(task),
+            "last_action": context.last_action,
+            "path": path,
+        }
+        try:
+            answer = await run_worker(
+                request,
+                job=JOB,
+                timeout_s=self._config.checker_timeout_s,
+                cgroup_paths=context.worker_cgroups,
+                guest=context.serve_guest,
+                files=files,
+            )
+        except CheckerError as e:
+            _refuse_unasked(context, (), cause=e)
+            raise
+        broken = answer.get("broken")
+        if "score" not in answer or not isinstance(broken, list):
+            raise CheckerError(f"the worker of {source} answered {answer!r:.200}")
+        _refuse_unasked(context, [str(x) for x in broken])
+        context.findings.update({key: answer[key] for key in ("evidence", "notes") if key in answer})
+        return score_of(answer["score"], source=source)
+
+
+def _postconfig(task: Task) -> Sequence[SetupStep]:
+    """The steps before the check; raises `ConfigError`."""
+    steps = task.evaluator.get("postconfig", [])
+    if not isinstance(steps, list):
+        raise ConfigError(f"$.evaluator.postconfig of task {task.id!r} is no list", path="$.evaluator.postconfig")
+    found = []
+    for index, step in enumerate(steps):
+        parameters = step.get("parameters", {}) if isinstance(step, dict) else None
+        if not isinstance(step, dict) or not isinstance(step.get("type"), str) or not isinstance(parameters, dict):
+            raise ConfigError(
+                f"$.evaluator.postconfig[{index}] of task {task.id!r} is {step!r:.80}, a step with a type is needed",
+                path=f"$.evaluator.postconfig[{index}]",
+            )
+        found.append(SetupStep(step["type"], parameters))
+    return found
+
+
+def _document(task: Task) -> dict[str, Any]:
+    return {
+        "id": task.id,
+        "instruction": task.instruction,
+        "domain": task.domain,
+        "evaluator": dict(task.evaluator),
+        "sha256": task.sha256,
+    }
+
+
+def _shown(verifier: Installed) -> tuple[dict[str, Path], list[str]]:
+    """What a worker must be shown besides the installed packages, and where it looks for it."""
+    if any(library.resolve() in verifier.place.resolve().parents for library in sandbox.library_paths()):
+        return {}, []
+    return {verifier.place.name: verifier.place}, [sandbox.FILES]
+
+
+def _refuse_unasked(context: CheckContext, broken: Sequence[str], cause: CheckerError | None = None) -> None:
+    """A request that the desktop did not get answers to says nothing about the desktop."""
+    lines = [*context.transport_failures, *broken]
+    if lines:
+        raise CheckerError(f"could not ask the desktop: {lines[0]}", failures=lines) from cause
+
+
+def _checker(config: HostConfig) -> Checker:
+    return VerifierChecker(config)
+
+
+@hookimpl
+def drums_register_checkers(register: RegisterChecker) -> None:
+    """Operators' own verifiers."""
+    register("drums_verifier", _checker)

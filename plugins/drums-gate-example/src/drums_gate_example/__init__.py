@@ -1,0 +1,1 @@
+"""A gate of one's own."""

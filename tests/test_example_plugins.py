@@ -1,0 +1,55 @@
+"""The packages in `plugins/`: their own tests pass, and pip installs what drums then finds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from drums_core.plugins import build_manager
+from drums_verifiers import installed
+
+PLUGINS = sorted(x.parent for x in (Path(__file__).parents[1] / "plugins").glob("*/pyproject.toml"))
+
+
+def call(*command: str, cwd: Path | None = None, **environment: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda x: x.name)
+def test_its_own_tests_pass(plugin: Path) -> None:
+    call("pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "tests", cwd=plugin, PYTHONPATH="src")
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda x: x.name)
+def test_it_is_documented_and_licensed(plugin: Path) -> None:
+    assert (plugin / "README.md").read_text().startswith("# ")
+    assert 'license = "Apache-2.0"' in (plugin / "pyproject.toml").read_text()
+
+
+def test_pip_installs_what_drums_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into a folder of its own: the environment that runs the tests stays as it is."""
+    site = tmp_path / "site-packages"
+    call("pip", "install", "-q", "--no-deps", "--disable-pip-version-check", "--target", str(site), *map(str, PLUGINS))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(site)])
+    plugins = build_manager()
+    record = next(r for r in plugins.records if r.name == "hostname")
+    assert record.ok and (record.distribution, record.version) == ("drums-gate-example", "0.1.0")
+    assert "hostname" in plugins.registry.gates
+    found = installed.find("example_files")
+    assert (found.distribution, found.file) == (
+        "drums-verifier-example",
+        site / "drums_verifier_example" / "files.py",
+    )
+    installed.require_function(found, "renamed_folder")

@@ -1,0 +1,331 @@
+"""Operators' verifiers: found anew at each look, refused by name, and run in a worker. The workers as root."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from requires import requires
+from test_osworld_checker import Guest, says
+
+from drums.errors import CheckerError, ConfigError, DesktopError, SetupFailed, VerifierNotFound
+from drums_core.abc import CheckContext, VerifiedDesktop
+from drums_core.config import HostConfig
+from drums_core.model import SetupStep, Task
+from drums_verifiers import installed, verifier_job
+from drums_verifiers.verifier import VerifierChecker
+
+needs_root = requires("root")
+
+CHECKS = """
+import asyncio
+from dataclasses import dataclass
+from os.path import basename as imported
+assigned = lambda desktop, task: 0.25
+
+@dataclass
+class Result:
+    score: float
+    evidence: object = None
+    notes: str = ""
+
+def exists(desktop, task, *, path): return desktop.exists(path)
+def text(desktop, task): return "1"
+def high(desktop, task): return 1.5
+def nan(desktop, task): return float("nan")
+def nothing(desktop, task): return None
+def raises(desktop, task): raise KeyError("x")
+def told(desktop, task, **options):
+    return Result(0.5, {"task": task, "options": options, "last": desktop.last_action}, "a note")
+def odd_evidence(desktop, task): return Result(1.0, {1, })
+async def later(desktop, task):
+    await asyncio.sleep(0)
+    return len(desktop.read_file("~/x")) / 10
+def swallows(desktop, task):
+    try:
+        return 1.0 if desktop.read_file("x") else 0.0
+    except Exception:
+        return 0.0
+def absent(desktop, task):
+    try:
+        desktop.read_file("/none")
+    except FileNotFoundError:
+        return 0.125
+def _private(desktop, task): return 1.0
+
+class Checks:
+    def __init__(self): self.ready = 1.0
+    def method(self, desktop, task): return self.ready
+
+class Derived(Checks): ...
+"""
+
+
+def install(
+    site: Path, name: str, entry_points: Mapping[str, str], files: Mapping[str, str], *, version: str = "1.0"
+) -> None:
+    """A package as pip would leave it."""
+    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    lines = "".join(f"{key} = {value}\n" for key, value in entry_points.items())
+    (info / "entry_points.txt").write_text(f"[drums_verifier]\n{lines}")
+    for path, text in files.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_text(text)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of packages that this process looks into; it is no `site-packages`, as with editable installs."""
+    folder = tmp_path / "packages"
+    folder.mkdir(mode=0o755)
+    tmp_path.chmod(0o755)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    return folder
+
+
+@pytest.fixture
+def lab(site: Path) -> Path:
+    """The package `lab-checks` with two verifiers: a module, and a class."""
+    entries = {"lab": "lab_checks.inner.checks", "lab_class": "lab_checks.inner.checks:Checks"}
+    files = {"lab_checks/__init__.py": "", "lab_checks/inner/__init__.py": "", "lab_checks/inner/checks.py": CHECKS}
+    install(site, "lab-checks", entries, files)
+    return site
+
+
+def task(verifier: str = "lab", function: str = "exists", **fields: Any) -> Task:
+    evaluator = {"func": "drums_verifier", "verifier": verifier, "function": function, **fields}
+    return Task("0" * 36, "do", (), evaluator, "os", "0" * 64)
+
+
+def checker() -> VerifierChecker:
+    return VerifierChecker(HostConfig(checker_timeout_s=30))
+
+
+# --- refusing
+
+
+def test_it_claims_its_own() -> None:
+    assert checker().claims({"func": "drums_verifier"})
+    assert not checker().claims({"func": "exact_match"}) and not checker().claims({})
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "path"),
+    [
+        ({"function": "exists"}, "$.evaluator.verifier"),
+        ({"verifier": "lab"}, "$.evaluator.function"),
+        ({"verifier": 1, "function": "exists"}, "$.evaluator.verifier"),
+        ({"verifier": "lab", "function": "exists", "options": []}, "$.evaluator.options"),
+        ({"verifier": "lab", "function": "exists", "result": {}}, "$.evaluator.result"),
+        ({"verifier": "lab", "function": "exists", "postconfig": {}}, "$.evaluator.postconfig"),
+        ({"verifier": "lab", "function": "exists", "postconfig": [{"kind": "x"}]}, "$.evaluator.postconfig[0]"),
+    ],
+)
+def test_wrong_fields_are_refused_by_path(lab: Path, evaluator: dict[str, Any], path: str) -> None:
+    document = Task("0" * 36, "do", (), {"func": "drums_verifier", **evaluator}, "os", "0" * 64)
+    with pytest.raises(ConfigError) as info:
+        checker().validate(document)
+    assert info.value.path == path
+
+
+@pytest.mark.parametrize(
+    ("verifier", "function"),
+    [("lab", x) for x in ("exists", "later", "imported", "assigned")] + [("lab_class", "method")],
+)
+def test_what_is_there_is_taken(lab: Path, verifier: str, function: str) -> None:
+    checker().validate(task(verifier, function))
+    assert "lab_checks" not in sys.modules  # never imported by the host
+
+
+@pytest.mark.parametrize(
+    ("verifier", "function", "message", "nearest"),
+    [
+        ("labb", "exists", "no installed package has the verifier 'labb'", "lab"),
+        ("lab", "exist", "of lab-checks 1.0 has no function 'exist'", "exists"),
+        ("lab", "method", "has no function 'method'", None),
+        ("lab", "_private", "is no name of a verifier's function", None),
+        ("lab", "Checks.method", "is no name of a verifier's function", None),
+        ("lab_class", "mehtod", "has no function 'mehtod'", "method"),
+    ],
+)
+def test_what_is_not_there_is_refused_with_the_nearest(
+    lab: Path, verifier: str, function: str, message: str, nearest: str | None
+) -> None:
+    with pytest.raises(VerifierNotFound, match=message) as info:
+        checker().validate(task(verifier, function))
+    if nearest:
+        assert nearest in info.value.candidates and nearest in info.value.hint
+
+
+def test_broken_packages_are_refused(site: Path) -> None:
+    """A module or class that is not there, one that is no Python, a name that two packages claim."""
+    entries = {
+        "gone": "no_such_module_at_all",
+        "inner": "broken.no_such_part",
+        "part": "broken.checks:NoSuchClass",
+        "syntax": "broken.syntax",
+    }
+    install(site, "broken", entries, {"broken/__init__.py": "", "broken/checks.py": "", "broken/syntax.py": "def ("})
+    for name in entries:
+        with pytest.raises(VerifierNotFound, match=f"'{name}' of broken 1.0 cannot be used"):
+            checker().validate(task(name))
+    install(site, "one", {"twice": "broken.checks"}, {})
+    install(site, "two", {"twice": "broken.checks"}, {})
+    with pytest.raises(VerifierNotFound, match="claimed by one and two"):
+        checker().validate(task("twice"))
+
+
+def test_packages_come_and_go_without_a_restart(site: Path) -> None:
+    with pytest.raises(VerifierNotFound):
+        checker().validate(task("fresh", "f"))
+    install(site, "fresh", {"fresh": "fresh_module"}, {"fresh_module.py": "def f(desktop, task): return 1"})
+    checker().validate(task("fresh", "f"))
+    with pytest.raises(VerifierNotFound):
+        checker().validate(task("fresh", "g"))
+    (site / "fresh_module.py").write_text("def g(desktop, task): return 1")
+    checker().validate(task("fresh", "g"))
+
+
+@pytest.mark.parametrize(
+    ("source", "attribute"),
+    [
+        ("from os import *", ""),
+        ("def __getattr__(name): ...", ""),
+        ("try:\n    import x\nexcept ImportError:\n    def f(): ...", ""),
+        ("if True:\n    f = 1", ""),
+        ("class A(object, metaclass=type): ...", ":A"),
+        ("from os import path as A", ":A"),
+    ],
+)
+def test_what_cannot_be_told_is_left_to_the_worker(site: Path, source: str, attribute: str) -> None:
+    install(site, "open-ended", {"open": f"open_ended{attribute}"}, {"open_ended.py": source})
+    installed.require_function(installed.find("open"), "f")
+
+
+def test_provenance_names_the_package(lab: Path) -> None:
+    found = checker().provenance(task())
+    assert (found["distribution"], found["version"], found["module"]) == (
+        "lab-checks",
+        "1.0",
+        "lab_checks.inner.checks",
+    )
+    assert len(found["sha256"]) == 64
+    assert "missing" in checker().provenance(task("gone"))
+
+
+# --- running
+
+
+@attrs.define
+class Bench:
+    """A checker with the context that a core would give it."""
+
+    scratch: Path
+    guest: Guest = attrs.field(factory=lambda: Guest(says("")))
+    steps: list[SetupStep] = attrs.field(factory=list)
+    fault: Exception | None = None
+    findings: dict[str, Any] = attrs.field(factory=dict)
+
+    async def _run(self, steps: Sequence[SetupStep]) -> None:
+        self.steps += steps
+        if self.fault:
+            raise self.fault
+
+    async def score(self, what: Task, last_action: str | None = None) -> float:
+        guest = self.guest
+        context = CheckContext(
+            what, last_action, guest.serve, guest.failures, self._run, self.scratch, findings=self.findings
+        )
+        return await checker().check(context)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def code(returncode: int) -> Callable[[Any], tuple[int, Any]]:
+    return lambda _: (200, {"status": "success", "output": "", "error": "", "returncode": returncode})
+
+
+@needs_root
+async def test_scores(lab: Path, bench: Bench) -> None:
+    """A bool, a float of an async function, of a method, and of a lambda; the desktop is asked as the function does."""
+    bench.guest = Guest(code(0), {"~/x": b"12345"})
+    assert await bench.score(task(options={"path": "~/Desktop/b"})) == 1.0
+    assert '["/usr/bin/test", "-e", "Desktop/b"]' in bench.guest.requests[-1][1]
+    bench.guest.answer = code(1)
+    assert await bench.score(task(options={"path": "/b"})) == 0.0
+    assert await bench.score(task("lab_class", "method")) == 1.0
+    assert await bench.score(task(function="assigned")) == 0.25
+    assert await bench.score(task(function="absent")) == 0.125
+    assert await bench.score(task(function="later")) == 0.5
+
+
+@needs_root
+async def test_evidence_and_notes_are_kept(lab: Path, bench: Bench) -> None:
+    assert await bench.score(task(function="told", options={"a": [1]}), "DONE") == 0.5
+    evidence = bench.findings["evidence"]
+    assert (evidence["options"], evidence["last"], evidence["task"]["instruction"]) == ({"a": [1]}, "DONE", "do")
+    assert bench.findings["notes"] == "a note"
+    assert await bench.score(task(function="odd_evidence")) == 1.0
+    assert bench.findings["evidence"] == "{1}"
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("text", "returned '1'"),
+        ("high", "returned 1.5"),
+        ("nan", "NaN"),
+        ("nothing", "returned None"),
+        ("raises", "raised KeyError"),
+        ("imported", "raised TypeError"),
+    ],
+)
+async def test_what_is_no_score_is_an_error(lab: Path, bench: Bench, function: str, message: str) -> None:
+    with pytest.raises(CheckerError, match=message):
+        await bench.score(task(function=function))
+
+
+@needs_root
+async def test_a_desktop_that_does_not_answer_is_an_error(lab: Path, bench: Bench) -> None:
+    """Also for a function that catches every exception."""
+    bench.guest = Guest(lambda _: (500, {"status": "error", "message": "broken"}))
+    with pytest.raises(CheckerError, match="could not ask the desktop: POST /execute"):
+        await bench.score(task(options={"path": "x"}))
+    bench.guest = Guest(lambda _: (0, {}))
+    with pytest.raises(CheckerError, match="could not ask the desktop"):
+        await bench.score(task(options={"path": "x"}))
+
+
+@needs_root
+async def test_order_of_an_evaluation(lab: Path, bench: Bench) -> None:
+    """`postconfig` first, also before a FAIL, which scores 0; a postconfig that fails gives no score."""
+    steps = [{"type": "sleep", "parameters": {"seconds": 0}}]
+    what = task("lab_class", "method", postconfig=steps)
+    assert await bench.score(what, "FAIL") == 0.0
+    assert await bench.score(what, "DONE") == 1.0
+    assert bench.steps == [SetupStep("sleep", {"seconds": 0})] * 2
+    fault: DesktopError = SetupFailed("no")
+    bench.fault = fault
+    with pytest.raises(CheckerError, match="postconfig failed"):
+        await bench.score(what, "DONE")
+
+
+@needs_root
+async def test_a_verifier_that_is_gone_is_an_error(bench: Bench) -> None:
+    with pytest.raises(CheckerError, match="is gone"):
+        await bench.score(task("no_such"))
+
+
+def test_the_view_is_what_the_interface_says() -> None:
+    view: VerifiedDesktop = verifier_job.Desktop(None)
+    assert view.last_action is None
