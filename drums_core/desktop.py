@@ -26,7 +26,6 @@ from drums_core.durable import locked, take_lock, write_json
 from drums_core.episode import Episode
 from drums_core.evidence.processes import descends_from, namespace_inodes, processes_in_pidns, read_processes
 from drums_core.guest_client import GuestClient
-from drums_core.leftovers import slots_lock
 from drums_core.model import Json, Limits, Phase, ProcessIdentity
 from drums_core.provisioning import Provisioner
 from drums_core.services import Interposition, Services
@@ -140,7 +139,7 @@ class Desktop:
     def _make_folder(self, upper_like: Path | None) -> None:
         # Held by this process for as long as the desktop lives: a folder whose lock is free is a leftover. Another
         # host that looks for leftovers must not look in between.
-        with locked(slots_lock(self.services.slots_dir), shared=True, wait=True):
+        with locked(self.services.slots_dir, shared=True, wait=True):
             self.folder.mkdir(mode=0o711)  # its own root passes through
             lock = take_lock(self.folder / "owner.lock")
 

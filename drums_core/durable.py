@@ -33,12 +33,13 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def take_lock(path: Path, *, shared: bool = False, wait: bool = False) -> int:
-    """Hold a lock file; the descriptor is the lock, close it to let go (flock(2)).
+    """Hold a lock on a folder, or on a file that is made if need be; close the descriptor to let go (flock(2)).
 
     Raises:
         BlockingIOError: somebody else holds it and `wait` is not set.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_CREAT
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
     except BaseException:

@@ -206,7 +206,7 @@ class Host:
         self._use_image(image)
         async with self._golden_lock:
             # And one host at a time: two would each make one.
-            lock = await trio.to_thread.run_sync(lambda: take_lock(built.path / "golden.lock", wait=True))
+            lock = await trio.to_thread.run_sync(lambda: take_lock(built.path, wait=True))
             try:
                 return await ensure_golden(self.services, built)
             finally:

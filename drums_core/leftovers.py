@@ -28,13 +28,9 @@ WORKER_PREFIX = "w-"  # of the cgroups of checks
 
 def clear_slots(slots_dir: Path) -> list[str]:
     """Tear down every desktop that nobody owns; the slots' ids. Blocks."""
-    with locked(slots_lock(slots_dir), wait=True):
+    # Held shared while a desktop's folder is made and its owner's lock taken.
+    with locked(slots_dir, wait=True):
         return _clear_slots(slots_dir)
-
-
-def slots_lock(slots_dir: Path) -> Path:
-    """The lock that is held shared while a desktop's folder is made and its owner's lock taken."""
-    return slots_dir.with_name("slots.lock")
 
 
 def _clear_slots(slots_dir: Path) -> list[str]:

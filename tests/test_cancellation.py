@@ -204,7 +204,7 @@ def test_cancelled_while_the_dump_is_under_way_the_dump_ends_and_is_thrown_away(
             with scope:
                 await slot.fork(1)
             assert scope.cancelled_caught
-            assert seen == ["frozen"]
+            assert [point for point in seen if point != "settled"] == ["frozen"]  # it may settle meanwhile
             assert list(host.slots.values()) == [slot]
             await _settled(before, config, "fork, cancelled while frozen,")
             assert slot.state is SlotState.UP
