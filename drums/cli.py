@@ -6,6 +6,7 @@ install, and costs no start-up time.
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib import metadata
 from typing import Any
@@ -89,8 +90,17 @@ def cli() -> None:
     """
 
 
+def _end_on_signals() -> None:
+    """Let the signals that end a session end a command as Ctrl-C does: with its clean-up."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+
+
 def main(argv: list[str] | None = None, **extra: Any) -> None:
     """The entry point: errors of drums are told in words and end with exit code 1, without a traceback."""
+    _end_on_signals()
     try:
         cli.main(args=argv, prog_name="drums", **extra)
     except DrumsError as e:

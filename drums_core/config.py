@@ -16,7 +16,13 @@ from cattrs.v import format_exception
 from drums.errors import ConfigError
 from drums_core.model import Limits
 
+DEFAULT_TTL_S: float | None = 3600.0
 DEFAULT_STATE_DIR = Path("/var/lib/drums")
+
+
+def _positive_or_none(_: object, attribute: attrs.Attribute[float | None], value: float | None) -> None:
+    if value is not None and not value > 0:
+        raise ValueError(f"{attribute.name} is {value!r}, it must be more than 0")
 
 
 @attrs.frozen
@@ -47,7 +53,7 @@ class HostConfig:
     state_dir: Path = DEFAULT_STATE_DIR
     image: str = "minimal"
     max_slots: int = attrs.field(default=32, validator=attrs.validators.ge(1))
-    default_ttl_s: float | None = 3600.0
+    default_ttl_s: float | None = attrs.field(default=DEFAULT_TTL_S, validator=_positive_or_none)
     allow_unlimited_ttl: bool = True
     limits: Limits = attrs.field(factory=Limits)
     ready_limit_s: float = 30.0

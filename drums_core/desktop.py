@@ -26,7 +26,7 @@ from drums_core.durable import locked, take_lock, write_json
 from drums_core.episode import Episode
 from drums_core.evidence.processes import descends_from, namespace_inodes, processes_in_pidns, read_processes
 from drums_core.guest_client import GuestClient
-from drums_core.model import Json, Limits, Phase, ProcessIdentity
+from drums_core.model import GateResult, Json, Limits, Phase, ProcessIdentity
 from drums_core.provisioning import Provisioner
 from drums_core.services import Interposition, Services
 from drums_core.sys.cgroups import Cgroup, create_cgroup
@@ -74,7 +74,6 @@ class Desktop:
     restored: tuple[ProcessIdentity, ...] = ()
     _cgroup: Cgroup | None = None
     _releases: list[tuple[str, Callable[[], Awaitable[None]]]] = attrs.field(factory=list)
-    _stopping: bool = False
 
     # --- places
 
@@ -260,12 +259,12 @@ class Desktop:
         if put_back:
             _log.info("locks put back", slot=self.slot, count=len(put_back))
 
-    async def settle(self, episode: Episode, evidence: Mapping[str, Json]) -> None:
+    async def settle(self, evidence: Mapping[str, Json]) -> list[GateResult]:
         """Wait out the settling time and judge what needs it."""
         await trio.sleep(max(0.0, self.ready_at + self.services.config.settle_s - time.monotonic()))
         await self._interpose("settled")
         self.services.watcher.drain()
-        episode.add(await self.services.gates.check(Phase.SETTLED, self.view(), evidence))
+        return await self.services.gates.check(Phase.SETTLED, self.view(), evidence)
 
     async def start_booted(self, image_layer: Layer, *, timeout_s: float = 120.0) -> None:
         """Boot an image; returns when the guest server answers.

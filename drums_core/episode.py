@@ -11,7 +11,7 @@ import attrs
 import trio
 
 from drums.errors import InvalidEpisode
-from drums_core.model import GateResult, Json, Phase, PluginId, Status, Validity, Verdict
+from drums_core.model import Cause, GateResult, Json, Phase, PluginId, Status, Validity, Verdict
 from drums_core.verdict import judge
 
 _RANK = {Status.PENDING: 0, Status.PASS: 1, Status.FAIL: 2}
@@ -27,6 +27,7 @@ class Episode:
         required: phase and plugin of each gate that must pass.
         on_change: called with each new verdict; must not block.
         task: the id of its task, or None.
+        parent: a fork's parent episode, with how many results it had when the desktop was dumped.
     """
 
     slot: str
@@ -34,6 +35,7 @@ class Episode:
     required: Mapping[str, tuple[Phase, PluginId]]
     on_change: Callable[[Episode, Validity], None]
     task: str | None = None
+    parent: tuple[Episode, int] | None = None
     id: str = attrs.field(factory=lambda: f"e-{uuid.uuid4().hex[:16]}")
     started_at: float = attrs.field(factory=time.time)
     results: list[GateResult] = attrs.field(factory=list)
@@ -59,6 +61,25 @@ class Episode:
             self._judged.set()
         if self._validity != before:
             self.on_change(self, self._validity)
+
+    async def inherited(self, timeout_s: float) -> list[GateResult]:
+        """What a fork's parent fails its child with: a copy of a broken desktop is broken.
+
+        Everything counts that failed in the parent before the dump, or until its restored processes were judged; a
+        parent that never was, in `timeout_s` seconds, fails the child as well.
+        """
+        if self.parent is None:
+            return []
+        parent, count = self.parent
+        with trio.move_on_after(timeout_s):
+            await parent.wait_judged()
+        settled = [i for i, r in enumerate(parent.results) if r.phase is Phase.SETTLED]
+        found = [r for r in parent.results[: max([count, *[i + 1 for i in settled]])] if r.status is Status.FAIL]
+        if not settled and not found:
+            name, (phase, plugin) = next((n, r) for n, r in self.required.items() if r[0] is Phase.SETTLED)
+            why = "its restored processes were never judged"
+            found = [GateResult(name, Status.FAIL, phase, plugin, reason=why, cause=Cause.INFRASTRUCTURE)]
+        return [attrs.evolve(r, reason=f"inherited from episode {parent.id}: {r.reason}") for r in found]
 
     async def wait_judged(self) -> Validity:
         """Wait until the verdict is no longer pending, and return it."""

@@ -258,9 +258,7 @@ class Host:
         slots = []
         for _ in range(count):
             slot = Slot(self, base, task, setup_at_reset, ttl_s)
-            slot.set_lease(ttl_s)
             self.slots[slot.id] = slot
-            self.nursery.start_soon(slot.keep_lease)
             slots.append(slot)
         return slots
 
@@ -515,9 +513,14 @@ async def _open_services(
     state = config.state_dir
     # A desktop's root is nobody on the host and must reach its own root file system and /dev, so the folders above
     # them may be passed through. They cannot be listed, and what lies in them has random names.
-    for name, mode in (("slots", 0o711), ("checkpoints", 0o700), ("images", 0o700)):
-        (state / name).mkdir(parents=True, exist_ok=True, mode=mode)
-        (state / name).chmod(mode)
+    try:
+        for name, mode in (("slots", 0o711), ("checkpoints", 0o700), ("images", 0o700)):
+            (state / name).mkdir(parents=True, exist_ok=True, mode=mode)
+            (state / name).chmod(mode)
+    except OSError as e:
+        raise PrerequisiteError(
+            f"the state folder {str(state)!r} cannot be used: {e}", hint="name another one with DRUMS_STATE_DIR"
+        ) from e
     runtime = state / "run" / instance
     runtime.mkdir(parents=True, mode=0o711)
     stack.callback(_remove_runtime, runtime)

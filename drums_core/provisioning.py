@@ -79,25 +79,12 @@ class Provisioner:
             assert scope.cancelled_caught
             raise GuestError(f"{argv[0]!r} inside the desktop did not end within {timeout_s:g} s")
 
-    async def run_step(
-        self, command: str | Sequence[str], *, shell: bool, timeout_s: float, alone: bool
-    ) -> Mapping[str, Json]:
+    async def run_step(self, command: str | Sequence[str], *, shell: bool, timeout_s: float) -> Mapping[str, Json]:
         """Run a set-up command as the user with a `sudo` for its duration; `returncode`, `output`, `error`.
 
-        Args:
-            alone: freeze everything else in the desktop meanwhile. A process that the agent left runs as the same
-                user as the step, could trace it, and so reach its `sudo`.
+        Only in a desktop in which no agent has acted: what an agent left (a file that the user's Python loads, a
+        process that traces the step) would get root through it.
         """
-        if not alone:
-            return await self._run_step(command, shell, timeout_s)
-        try:
-            await trio.to_thread.run_sync(self.cgroup.set_aside, {self.pid1})
-            return await self._run_step(command, shell, timeout_s)
-        finally:
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(self.cgroup.bring_back)
-
-    async def _run_step(self, command: str | Sequence[str], shell: bool, timeout_s: float) -> Mapping[str, Json]:
         request = {
             "command": command if isinstance(command, str) else list(command),
             "shell": shell,

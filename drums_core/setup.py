@@ -25,8 +25,8 @@ _SUDO = re.compile(r"(?:^|[\s;&|(`'\"/])sudo(?![\w./=-])")
 def calls_sudo(command: str | Sequence[str]) -> bool:
     """Whether a command has the word `sudo` where a command may stand.
 
-    Guessing wrong is harmless: a step that gets the provisioned `sudo` and does not call it runs as the user all
-    the same.
+    Guessing wrong is harmless: a step that gets the provisioned `sudo` and does not call it runs as the user
+    all the same.
     """
     parts = [command] if isinstance(command, str) else command
     return any(_SUDO.search(part) for part in parts)
@@ -43,17 +43,22 @@ class DesktopStepContext:
     async def execute(
         self, command: str | Sequence[str], *, shell: bool = False, timeout_s: float = 120.0
     ) -> CommandResult:
-        """Run a command as the user; one that calls `sudo` goes through trusted provisioning."""
+        """Run a command as the user; one that calls `sudo` goes through trusted provisioning.
+
+        Not where an agent has acted: there the command finds no `sudo`.
+        """
         from drums_core.slot import execute_as_user
 
-        if not calls_sudo(command):
+        provisioned = calls_sudo(command)
+        if provisioned and self.slot.has_acted:
+            self.note("no sudo for a step: an agent has acted in this desktop, and what it left could use it")
+            provisioned = False
+        if not provisioned:
             return await execute_as_user(self.slot.guest, "/setup/execute", command, shell=shell, timeout_s=timeout_s)
         desktop = self.slot.desktop
         assert desktop is not None
         try:
-            reply = await desktop.provisioner.run_step(
-                command, shell=shell, timeout_s=timeout_s, alone=self.slot.has_acted
-            )
+            reply = await desktop.provisioner.run_step(command, shell=shell, timeout_s=timeout_s)
         finally:
             desktop.track_processes()
         return CommandResult(int(reply["returncode"]), str(reply["output"]), str(reply["error"]))

@@ -180,7 +180,15 @@ class Slot:
 
     # --- life
 
-    async def begin(self, checkpoint: Checkpoint, origin: str, *, setup: bool, acted: bool = False) -> None:
+    async def begin(
+        self,
+        checkpoint: Checkpoint,
+        origin: str,
+        *,
+        setup: bool,
+        acted: bool = False,
+        parent: tuple[Episode, int] | None = None,
+    ) -> None:
         """`start` as the slot's first operation; closing the slot meanwhile cancels it.
 
         Raises:
@@ -190,20 +198,31 @@ class Slot:
             self._operation = origin
             try:
                 with trio.CancelScope() as self._beginning:
-                    await self.start(checkpoint, origin, setup=setup, acted=acted)
+                    await self.start(checkpoint, origin, setup=setup, acted=acted, parent=parent)
+                    self.set_lease(self.ttl_s)  # from now on: making it takes no time of it
+                    self.host.nursery.start_soon(self.keep_lease)
                 if self._beginning.cancelled_caught:
                     raise SlotNotFound(f"slot {self.id} was closed while it was being made", slot=self.id)
             finally:
                 self._operation = ""
                 self._beginning = None
 
-    async def start(self, checkpoint: Checkpoint, origin: str, *, setup: bool, acted: bool = False) -> None:
+    async def start(
+        self,
+        checkpoint: Checkpoint,
+        origin: str,
+        *,
+        setup: bool,
+        acted: bool = False,
+        parent: tuple[Episode, int] | None = None,
+    ) -> None:
         """Restore a checkpoint as a new episode and, if asked, run the task's set-up. Leaves nothing when it fails."""
         services = self.host.services
         self._enter(SlotState.STARTING)
         image = await trio.to_thread.run_sync(self.host.image_of, checkpoint)
         desktop = Desktop(services, self.id, services.config.limits)
         self._episode = self.host.new_episode(self, origin, checkpoint)
+        self._episode.parent = parent
         self.desktop, self._oom_kills = desktop, 0
         self._acted_before = acted or checkpoint.manifest.kind == "saved"
         try:
@@ -238,7 +257,8 @@ class Slot:
 
             async def settle() -> None:
                 evidence = await trio.to_thread.run_sync(checkpoint.evidence)
-                await desktop.settle(episode, evidence)
+                settled = await desktop.settle(evidence)
+                episode.add([*await episode.inherited(self.host.config.gate_timeout_s), *settled])
                 self.check_oom()
 
             async with trio.open_nursery() as nursery:
@@ -282,7 +302,11 @@ class Slot:
             left = self._deadline - trio.current_time()
             if left <= 0:
                 _log.info("lease ended", slot=self.id)
-                await self.close(reason="its time to live ended")
+                try:
+                    await self.close(reason="its time to live ended")
+                except DesktopError:
+                    # Nobody waits for this one, and the others live on; the next host clears what is left.
+                    _log.exception("a desktop could not be removed whole", slot=self.id)
                 return
             await trio.sleep(min(left, 1.0))
 
@@ -329,11 +353,12 @@ class Slot:
             )
             try:
                 checkpoint = await self._dump(kind="fork", name="")
+                parent = (self.episode, len(self.episode.results))
                 self.host.services.store.acquire(checkpoint)  # until every child holds it
                 try:
                     async with trio.open_nursery() as nursery:
                         for child in children:
-                            nursery.start_soon(child._start_as_child, checkpoint, self.episode, self.has_acted)
+                            nursery.start_soon(child._start_as_child, checkpoint, parent, self.has_acted)
                 finally:
                     with trio.CancelScope(shield=True):
                         await trio.to_thread.run_sync(self.host.services.store.release, checkpoint)
@@ -346,19 +371,26 @@ class Slot:
                 raise
             return children
 
-    async def _start_as_child(self, checkpoint: Checkpoint, parent: Episode, acted: bool) -> None:
-        await self.begin(checkpoint, "fork", setup=False, acted=acted)
-        self.episode.last_action = parent.last_action
+    async def _start_as_child(self, checkpoint: Checkpoint, parent: tuple[Episode, int], acted: bool) -> None:
+        await self.begin(checkpoint, "fork", setup=False, acted=acted, parent=parent)
+        self.episode.last_action = parent[0].last_action
 
     async def save(self, name: str) -> Checkpoint:
-        """Keep the desktop's state under a name; `create(checkpoint=name)` starts from it.
+        """Keep the desktop's state under a name; `create(checkpoint=name)` starts from it. Waits for the verdict.
 
         Raises:
+            InvalidEpisode: a desktop that is not as it should be is not kept: what starts from it would pass for valid.
             CheckpointError: the name is taken, or not one to 64 letters, digits, dots, dashes and underscores.
         """
         async with self._operating("save", SlotState.UP):
             await trio.to_thread.run_sync(self.host.check_new_name, name)
-            return await self._dump(kind="saved", name=name)
+            await self.episode.wait_valid()
+            checkpoint = await self._dump(kind="saved", name=name)
+            self.host.services.watcher.drain()
+            if not self.episode.validity.valid:  # meanwhile
+                await trio.to_thread.run_sync(self.host.services.store.discard, checkpoint.id)
+                await self.episode.wait_valid()
+            return checkpoint
 
     async def _dump(self, *, kind: str, name: str) -> Checkpoint:
         desktop = self.desktop
@@ -395,8 +427,9 @@ class Slot:
         if self.state in (SlotState.UP, SlotState.STARTING):
             self._enter(SlotState.QUARANTINED, reason)
 
-    def _quarantined(self) -> bool:
-        return self.state is SlotState.QUARANTINED
+    def _out_of_order(self) -> bool:
+        """Whether there is an episode that can be told about and a desktop that cannot be scored."""
+        return self.state in (SlotState.QUARANTINED, SlotState.FAILED)
 
     async def release(self) -> None:
         """End a quarantined desktop; the slot is down and can be reset."""
@@ -511,13 +544,13 @@ class Slot:
             raise InvalidTransition(f"slot {self.id} has no task, so there is nothing to verify", operation="verify")
         episode = self.episode
         reward: Reward | None = None
-        if not self._quarantined():
+        if not self._out_of_order():
             async with self._operating("verify", SlotState.UP):
                 await self.episode.wait_judged()
-                if not self._quarantined():
+                if not self._out_of_order():
                     reward = await grade(self)
-        if reward is None or self._quarantined():  # before, or meanwhile
-            reward = self.host.make_reward(self, score=None, checker_skipped=f"quarantined: {self.reason}")
+        if reward is None or self._out_of_order():  # before, or meanwhile
+            reward = self.host.make_reward(self, score=None, checker_skipped=f"{self.state.value}: {self.reason}")
         await self.host.journal.record_reward(episode, reward)
         self.host.publish("reward", self.id, attrs.asdict(reward), episode.id)
         if strict and not reward.valid:

@@ -291,36 +291,6 @@ def test_a_host_with_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @requires("root")
-def test_set_aside_stands_still_and_goes_on(group: Cgroup, start: Start) -> None:
-    """What is set aside does not run and is there afterwards; what joins meanwhile runs."""
-    frozen, kept = start(COUNTER), start("import sys; sys.stdin.read()")
-    assert frozen.stdout is not None
-    assert frozen.stdout.read(1) == b"x"
-    group.set_aside({kept.pid})
-    os.set_blocking(frozen.stdout.fileno(), False)
-    frozen.stdout.read()
-    joined = start(COUNTER)
-    assert joined.stdout is not None
-    assert joined.stdout.read(5) == b"xxxxx"
-    assert frozen.stdout.read() is None
-    group.bring_back()
-    os.set_blocking(frozen.stdout.fileno(), True)
-    assert frozen.stdout.read(1) == b"x"
-    assert group.pids() == {frozen.pid, kept.pid, joined.pid}
-    assert not any((path / "aside").exists() for path in group.paths)
-
-
-@requires("root")
-def test_what_was_set_aside_when_its_host_ended_can_be_killed_and_removed(group: Cgroup, start: Start) -> None:
-    frozen = start("import time; time.sleep(60)")
-    group.set_aside(())
-    group.kill()
-    group.thaw()
-    assert frozen.wait(PATIENCE_S) == -9
-    wait_until(group.remove)
-
-
-@requires("root")
 def test_only_the_cgroups_of_checks_whose_host_ended_are_cleared() -> None:
     """All hosts of a machine share the cgroup tree, and may have state folders of their own."""
     ended = subprocess.Popen([sys.executable, "-c", "pass"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import attrs
@@ -21,8 +22,6 @@ def _store() -> ImageStore:
 
 
 def _require_root() -> None:
-    import os
-
     if os.geteuid() != 0:
         raise PrerequisiteError(f"images need root, this is uid {os.geteuid()}", hint="run it with sudo")
 
@@ -96,6 +95,7 @@ def ensure(name: str, mirror: str | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the images as JSON.")
 def list_images(as_json: bool) -> None:
     """List the images that are built, and the recipes that are known."""
+    _require_root()
     store = _store()
     built = [store.load(name) for name in store.names()]
     if as_json:

@@ -57,6 +57,12 @@ def progress_bar(title: str) -> Iterator[Callable[[str, float], None]]:
 def configure_logging(level: int = logging.WARNING) -> None:
     """Send structlog's lines of this level and above to standard error."""
     structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            # Plain: the default one prints local variables, secrets among them.
+            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+        ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
     )

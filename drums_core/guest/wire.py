@@ -70,8 +70,9 @@ class Request:
         kind = self.headers.get("content-type", "")
         if kind.lower().startswith("multipart/form-data"):
             return _multipart(self.body, kind)
-        pairs = urllib.parse.parse_qsl(bytes(self.body), keep_blank_values=True)
-        return {name.decode("utf-8", "replace"): value for name, value in pairs}
+        # Latin-1 there and back keeps every byte; given bytes, the parser encodes its results as ASCII.
+        pairs = urllib.parse.parse_qsl(self.body.decode("latin-1"), keep_blank_values=True, encoding="latin-1")
+        return {name.encode("latin-1").decode("utf-8", "replace"): value.encode("latin-1") for name, value in pairs}
 
 
 @dataclasses.dataclass

@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -19,7 +19,6 @@ from drums_core.model import KernelLimits, Limits
 
 PARENT = "drums"
 CPU_PERIOD_US = 100_000
-SET_ASIDE_ROUNDS = 100
 PARENT_TRIES = 10
 V1_CONTROLLERS = ("memory", "cpu", "pids", "freezer")
 _V2_ROOT = Path("/sys/fs/cgroup")
@@ -51,6 +50,16 @@ def _number(text: str) -> int | None:
 def _v1_bytes(text: str) -> int | None:
     number = int(text)
     return number if number < _V1_UNLIMITED_BYTES else None
+
+
+def _is_dead(pid: int) -> bool:
+    """Whether a process is a zombie or gone; one whose first thread alone has ended lives on in the others."""
+    if _state(pid) not in "ZX":
+        return False
+    try:
+        return len(os.listdir(f"/proc/{pid}/task")) <= 1
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def _state(pid: int) -> str:
@@ -115,9 +124,9 @@ class Cgroup:
         for path in self.paths:
             try:
                 listed = _read(path / "cgroup.procs").split()
-            except (FileNotFoundError, OSError):
+            except FileNotFoundError:
                 listed = []
-            out[path] = frozenset(int(p) for p in listed if _state(int(p)) not in "ZX")
+            out[path] = frozenset(int(p) for p in listed if not _is_dead(int(p)))
         return out
 
     def write_limits(self, limits: Limits, *, cpu: bool = True) -> None:
@@ -182,17 +191,12 @@ class Cgroup:
         self._set_frozen(False, timeout_s)
 
     def _set_frozen(self, frozen: bool, timeout_s: float) -> None:
-        self._write_frozen(self._file("freezer", "."), frozen, timeout_s)
-        if not frozen and self._aside.is_dir():
-            self._write_frozen(self._aside, False, timeout_s)
-
-    def _write_frozen(self, directory: Path, frozen: bool, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         if self.is_v2:
-            _write(directory / "cgroup.freeze", int(frozen))
-            state, wanted = directory / "cgroup.events", f"frozen {int(frozen)}"
+            _write(self._file("", "cgroup.freeze"), int(frozen))
+            state, wanted = self._file("", "cgroup.events"), f"frozen {int(frozen)}"
         else:
-            state, wanted = directory / "freezer.state", "FROZEN" if frozen else "THAWED"
+            state, wanted = self._file("freezer", "freezer.state"), "FROZEN" if frozen else "THAWED"
             _write(state, wanted)
         while wanted not in _read(state).splitlines():
             if time.monotonic() > deadline:
@@ -200,36 +204,6 @@ class Cgroup:
                     f"cgroup {self.name!r} is not {'frozen' if frozen else 'thawed'} after {timeout_s} s"
                 )
             time.sleep(0.0005)
-
-    @property
-    def _aside(self) -> Path:
-        return self._file("freezer", "aside")
-
-    def set_aside(self, keep: Container[int]) -> None:
-        """Freeze every process but those of `keep`, in a cgroup below; what joins afterwards runs. Blocks."""
-        self._aside.mkdir(exist_ok=True)
-        # Frozen from the start: what is moved in stops there and then, and cannot fork behind our back.
-        self._write_frozen(self._aside, True, 5.0)
-        procs = self._file("freezer", "cgroup.procs")
-        for _ in range(SET_ASIDE_ROUNDS):
-            running = [int(p) for p in _read(procs).split() if int(p) not in keep]
-            if not running:
-                return
-            for pid in running:
-                with contextlib.suppress(ProcessLookupError):
-                    _write(self._aside / "cgroup.procs", pid)
-        raise TimeoutError(f"processes of cgroup {self.name!r} fork faster than they can be set aside")
-
-    def bring_back(self) -> None:
-        """Let what `set_aside` froze go on where it was. Blocks; nothing is left of it."""
-        if not self._aside.is_dir():
-            return
-        self._write_frozen(self._aside, False, 5.0)
-        while pids := _read(self._aside / "cgroup.procs").split():
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    _write(self._file("freezer", "cgroup.procs"), int(pid))
-        os.rmdir(self._aside)
 
     def evict(self, pid: int) -> None:
         """Move a process (CRIU itself) out of it, to the parent."""
@@ -250,10 +224,7 @@ class Cgroup:
     def remove(self) -> bool:
         """Remove its directories; False while the kernel still counts a process in one of them."""
         gone = True
-        paths = list(self.paths)
-        if self.is_v2 or "freezer" in self.directories:
-            paths.insert(0, self._aside)
-        for path in paths:
+        for path in self.paths:
             try:
                 os.rmdir(path)
             except FileNotFoundError:

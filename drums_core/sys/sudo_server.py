@@ -41,6 +41,7 @@ s.sendall(body)
 code = s.recv(4, socket.MSG_WAITALL)
 sys.exit(struct.unpack("I", code)[0] if len(code) == 4 else 1)
 """
+_CHOOSES_CODE = ("LD_", "PYTHON", "PERL", "RUBY", "BASH_", "ENV", "GCONV_PATH", "GIO_", "GTK_", "QT_", "NODE_")
 _SHORT_WITH_VALUE = "CDghpRrTtUu"
 _LONG_WITH_VALUE = {
     "--chdir",
@@ -124,7 +125,9 @@ def run_operand(request: dict[str, Any], fds: list[int]) -> int:
         if from_stdin:
             while os.read(0, 1) not in (b"\n", b""):  # the password's line is sudo's, the rest the operand's
                 pass
-        env = {str(k): str(v) for k, v in request["env"].items()} | assignments
+        # HOME is kept, but nothing that lets what lies in it, or the caller, choose code for root to run.
+        kept = {str(k): str(v) for k, v in request["env"].items() if not str(k).startswith(_CHOOSES_CODE)}
+        env = {**kept, **assignments, "PYTHONNOUSERSITE": "1"}
         os.chdir(request["cwd"])
         if user not in ("root", "#0"):
             become(USER_UID, [USER_UID])

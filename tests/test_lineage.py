@@ -1,0 +1,128 @@
+"""What a desktop comes from counts: no copy of a broken one is valid, and a slot that ends early leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import trio
+from desktops import Played, judged, make_task, play
+from requires import requires
+
+from drums.errors import DrumsError, InvalidEpisode
+from drums_core.host import Host
+from drums_core.testing.faults import FaultInjector, fault
+
+pytestmark = requires("root", "criu")
+faults = FaultInjector()
+
+
+async def children_of_a_broken_desktop(host: Host) -> dict[str, object]:
+    """Forked at once, while the verdict of the parent is already out, and a grandchild."""
+    faults.arm(fault("state_hash"))
+    async with await host.create() as parent:
+        (child,) = await parent.fork(1)
+        (grandchild,) = await child.fork(1)
+        try:
+            await parent.save("broken")
+        except InvalidEpisode as e:
+            refused = e
+        found = {"child": await judged(child), "grandchild": await judged(grandchild), "refused": refused}
+        await grandchild.close()
+        await child.close()
+        return found
+
+
+async def child_of_one_that_breaks_later(host: Host) -> object:
+    """The parent is pending at the dump, and one of its restored processes ends before it is judged."""
+    armed = faults.arm(fault("alive_after_resume"))
+    async with await host.create() as parent:
+        (child,) = await parent.fork(1)
+        found = await judged(child)
+        assert armed.planted
+        assert "alive_after_resume" in (await judged(parent)).bad_gates
+        await child.close()
+        return found
+
+
+async def child_of_a_sound_desktop(host: Host) -> object:
+    async with await host.create() as parent:
+        (child,) = await parent.fork(1)
+        found = await judged(child)
+        await child.close()
+        return found
+
+
+async def verified_after_init_ended(host: Host) -> object:
+    async with await host.create(make_task()) as slot:
+        await slot.wait_valid()
+        assert slot.desktop is not None
+        os.kill(slot.desktop.pid1, signal.SIGKILL)
+        with trio.fail_after(10):
+            while slot.state.value != "failed":  # noqa: ASYNC110 - as an observer outside would
+                await trio.sleep(0.02)
+        return await slot.verify(strict=False)
+
+
+async def short_leases(host: Host) -> list[str]:
+    """The lease begins when the desktop is there; however short, it ends a whole desktop."""
+    told = []
+    for ttl_s in (0.001, 0.05, 0.3):
+        try:
+            slot = await host.create(ttl_s=ttl_s)
+        except DrumsError as e:
+            told.append(str(e))
+            continue
+        with trio.fail_after(15):
+            while slot.id in host.slots:  # noqa: ASYNC110 - as above
+                await trio.sleep(0.02)
+        assert slot.state.value == "closed"
+        assert slot.desktop is None
+    async with await host.create() as slot:
+        await slot.wait_valid()
+    return told
+
+
+SCENARIOS = (
+    children_of_a_broken_desktop,
+    child_of_one_that_breaks_later,
+    child_of_a_sound_desktop,
+    verified_after_init_ended,
+    short_leases,
+)
+
+
+@pytest.fixture(scope="module")
+def played() -> Played:
+    return play({x.__name__: x for x in SCENARIOS}, interposer=faults)
+
+
+def test_a_copy_of_a_broken_desktop_is_broken(played: Played) -> None:
+    found = played["children_of_a_broken_desktop"]
+    for name in ("child", "grandchild"):
+        assert found[name].verdict == "invalid"
+        assert found[name].bad_gates == {"state_hash"}
+        assert "inherited from episode" in found[name].reasons[0]
+    assert "state_hash" in str(found["refused"])
+
+
+def test_a_child_waits_for_its_parents_verdict(played: Played) -> None:
+    found = played["child_of_one_that_breaks_later"]
+    assert found.verdict == "invalid"
+    assert "alive_after_resume" in found.bad_gates
+
+
+def test_a_child_of_a_sound_desktop_is_valid(played: Played) -> None:
+    assert played["child_of_a_sound_desktop"].verdict == "valid"
+
+
+def test_a_dead_desktop_gives_an_invalid_reward_without_a_score(played: Played) -> None:
+    reward = played["verified_after_init_ended"]
+    assert (reward.score, reward.valid) == (None, False)
+    assert reward.checker_skipped == "failed: the desktop's init ended"
+
+
+def test_short_leases_leave_nothing(played: Played) -> None:
+    assert played["short_leases"] == []
+    assert not played.left
