@@ -1032,6 +1032,8 @@ def test_bodies_are_read_to_their_length(wire: Any) -> None:
 def test_forms_of_both_kinds(wire: Any) -> None:
     request = wire.Request("POST", "/", {}, bytearray(b"file_path=%2Fa+b&x="))
     assert request.form() == {"file_path": b"/a b", "x": b""}
+    request.body = bytearray("file_path=%2Fé%C3%A9%FF".encode())
+    assert request.form() == {"file_path": "/éé".encode() + b"\xff"}
     body = b'--q\r\nContent-Disposition: form-data; name="d"; filename="n"\r\n\r\n\r\n--qq\r\n--q--\r\n'
     request = wire.Request("POST", "/", {"content-type": 'multipart/form-data; boundary="q"'}, bytearray(body))
     assert request.form() == {"d": b"\r\n--qq"}
