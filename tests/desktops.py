@@ -22,21 +22,10 @@ from drums_core.host import Host
 from drums_core.model import SetupStep, Task
 from drums_core.slot import Slot
 from drums_core.testing.faults import FaultInjector
+from drums_core.verdict import EVENT_GATES
+from drums_core.verdict import SPECIFIED_GATES as GATES
 
 AT_ONCE = 6
-GATES = (
-    "lock_applied",
-    "lock_pre_resume",
-    "cgroup",
-    "init_identity",
-    "mount_table",
-    "netns",
-    "guest_ready",
-    "state_hash",
-    "isolation",
-    "alive_after_resume",
-)
-EVENT_GATES = ("no_oom_kill", "no_app_crash", "not_quarantined")
 _JUDGED_WITHIN_S = 20.0
 _OWN_NAMESPACES = ("pid", "mnt", "net", "user")
 

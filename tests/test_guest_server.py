@@ -1,7 +1,8 @@
 """The guest server in a throw-away desktop: an overlay over a built image, in namespaces of its own.
 
 The image is the one that DRUMS_TEST_ROOTFS names, or the one in the state folder. Without root or an image the
-tests skip, and fail instead where DRUMS_REQUIRE asks for them.
+tests skip, and fail instead where DRUMS_REQUIRE asks for them. One file, though a long one: all of it shares the one
+desktop that its module boots.
 """
 
 from __future__ import annotations
