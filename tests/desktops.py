@@ -22,8 +22,7 @@ from drums_core.host import Host
 from drums_core.model import SetupStep, Task
 from drums_core.slot import Slot
 from drums_core.testing.faults import FaultInjector
-from drums_core.verdict import EVENT_GATES
-from drums_core.verdict import SPECIFIED_GATES as GATES
+from drums_core.verdict import SPECIFIED_GATES
 
 AT_ONCE = 6
 _JUDGED_WITHIN_S = 20.0
@@ -85,7 +84,7 @@ async def judged(slot: Slot, *, until: Sequence[str] = (), **facts: Any) -> Outc
     """The report once every gate has a result, whatever the verdict was before; and one of each gate of `until`."""
     found = outcome(slot, **facts)
     with trio.move_on_after(_JUDGED_WITHIN_S):
-        while not {*GATES, *until} <= found.failing() | found.passing():
+        while not {*SPECIFIED_GATES, *until} <= found.failing() | found.passing():
             await trio.sleep(0.05)
             found = outcome(slot, **facts)
     return found

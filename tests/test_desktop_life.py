@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from desktops import GATES, Outcome, Played, Scenario, judged, make_task, outcome, play_on_hosts, run, start_daemon
+from desktops import Outcome, Played, Scenario, judged, make_task, outcome, play_on_hosts, run, start_daemon
 from requires import requires
 
 from drums.errors import (
@@ -36,6 +36,7 @@ from drums.errors import (
 from drums_core.host import Host
 from drums_core.model import SetupStep
 from drums_core.slot import Slot, SlotState
+from drums_core.verdict import SPECIFIED_GATES
 
 pytestmark = requires("root", "criu")
 
@@ -56,7 +57,7 @@ async def refusal(error: type[DrumsError], awaitable: Any) -> DrumsError:
 async def valid(slot: Slot) -> bool:
     """Whether the verdict becomes valid, with every gate passed."""
     found = await judged(slot)
-    assert found.verdict == "valid" and found.passing() == set(GATES), found.reasons
+    assert found.verdict == "valid" and found.passing() == set(SPECIFIED_GATES), found.reasons
     return True
 
 

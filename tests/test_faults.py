@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import trio
-from desktops import EVENT_GATES, GATES, Outcome, Played, Scenario, judged, make_task, outcome, play_on_hosts, run
+from desktops import Outcome, Played, Scenario, judged, make_task, outcome, play_on_hosts, run
 from desktops import start_daemon as start
 from requires import requires
 
@@ -18,6 +18,7 @@ from drums_core.host import Host
 from drums_core.model import Limits
 from drums_core.slot import Slot
 from drums_core.testing.faults import FAULTS, Fault, FaultInjector, fault
+from drums_core.verdict import EVENT_GATES, SPECIFIED_GATES
 
 pytestmark = requires("root", "criu")
 
@@ -204,7 +205,7 @@ def played() -> Iterator[Played]:
 def assert_only(found: Outcome, *gates: str, verdict: str = "invalid") -> None:
     """Exactly these gates failed, all others passed, and the verdict says so."""
     assert found.failing() == set(gates) == set(found.bad_gates), found.reasons
-    assert found.passing() >= set(GATES) - set(gates), found.lines
+    assert found.passing() >= set(SPECIFIED_GATES) - set(gates), found.lines
     assert found.verdict == verdict
     assert len(found.reasons) >= len(gates)
 
@@ -342,8 +343,10 @@ def test_a_quarantine_is_added(played: Played, moment: str) -> None:
 
 
 def test_each_gate_has_a_fault() -> None:
-    assert {*GATES, *EVENT_GATES} - {"not_quarantined"} <= {gate for name in FAULTS for gate in fault(name).gates}
-    assert {*GATES, *EVENT_GATES} - {"not_quarantined"} <= set(FAULTS)
+    assert {*SPECIFIED_GATES, *EVENT_GATES} - {"not_quarantined"} <= {
+        gate for name in FAULTS for gate in fault(name).gates
+    }
+    assert {*SPECIFIED_GATES, *EVENT_GATES} - {"not_quarantined"} <= set(FAULTS)
     with pytest.raises(LookupError, match="no fault 'x'"):
         fault("x")
 

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 import trio
-from desktops import GATES, Outcome, Played, judged, play, run, start_daemon
+from desktops import Outcome, Played, judged, play, run, start_daemon
 from requires import requires
 
 from drums.errors import RestoreError
 from drums_core.host import Host
 from drums_core.slot import Slot, SlotState
 from drums_core.testing.faults import Fault, FaultInjector, fault
+from drums_core.verdict import SPECIFIED_GATES
 
 pytestmark = requires("root", "criu")
 
@@ -200,7 +201,7 @@ def test_the_locks_work(played: Played) -> None:
 
 def test_all_are_valid(played: Played) -> None:
     for found in played["forked"]["outcomes"]:
-        assert found.verdict == "valid" and found.passing() >= set(GATES), found.reasons
+        assert found.verdict == "valid" and found.passing() >= set(SPECIFIED_GATES), found.reasons
 
 
 def test_a_withheld_lock_fails_the_lock_gates(played: Played) -> None:
@@ -208,7 +209,7 @@ def test_a_withheld_lock_fails_the_lock_gates(played: Played) -> None:
     assert found["kept"].verdict == "valid", found["kept"].reasons
     bad = found["withheld"]
     assert bad.failing() == {"lock_applied", "lock_pre_resume"} == set(WITHHELD.gates)
-    assert bad.passing() == set(GATES) - set(WITHHELD.gates)
+    assert bad.passing() == set(SPECIFIED_GATES) - set(WITHHELD.gates)
     assert bad.verdict == "invalid" and bad.causes == ["infrastructure"]
     assert "missing: POSIX " in bad.lines["lock_applied"]["reason"]
 
