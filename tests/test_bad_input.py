@@ -438,20 +438,37 @@ def _small_disk(folder: Path, image: Path, size: int) -> Iterator[None]:
         shutil.rmtree(kept)
 
 
-def _fill(folder: Path, *, but: int) -> None:
-    """Leave so many bytes free on a folder's file system."""
-    os.sync()
-    free = os.statvfs(folder)
-    with (folder / "filler").open("wb") as f:
+class _Filler:
+    """A file without a name on a file system, there before it is full: to fill it not even a name has to be made."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._fd = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+
+    def __enter__(self) -> _Filler:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self._fd)
+
+    def fill(self, *, but: int) -> None:
+        """Leave so many bytes free."""
+        self.empty()
+        free = os.statvfs(self._folder)
         left = free.f_bavail * free.f_frsize - but
         while left > 0:
             try:
-                left -= f.write(bytes(min(left, 1 << 20)))
-                f.flush()
-                os.fsync(f.fileno())
+                left -= os.write(self._fd, bytes(min(left, 1 << 20)))
+                os.fsync(self._fd)
             except OSError as e:
                 assert e.errno == errno.ENOSPC
                 return
+
+    def empty(self) -> None:
+        """Give it all back, at once: freed blocks count as free only once the journal is written."""
+        os.ftruncate(self._fd, 0)
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        os.fsync(self._fd)
 
 
 @scenario
@@ -459,7 +476,7 @@ async def full_disk_at_a_dump(bench: Bench) -> None:
     """The file system of the checkpoints fills up at three places of a dump."""
     with scratch_state() as config:
         store = config.state_dir / "checkpoints"
-        with _small_disk(store, config.state_dir / "disk", 400 << 20):
+        with _small_disk(store, config.state_dir / "disk", 400 << 20), _Filler(store) as filler:
             hooks: dict[str, Hook] = {}
             async with open_host(config, interposer=_interposer(hooks)) as host, await host.create() as slot:
                 before = sorted(os.listdir(store))
@@ -469,18 +486,18 @@ async def full_disk_at_a_dump(bench: Bench) -> None:
                         await slot.fork()
                     assert "No space left on device" in str(caught.value), str(caught.value)
                     assert caught.value.interrupted is False
-                    (store / "filler").unlink()
+                    filler.empty()
                     assert sorted(os.listdir(store)) == before
                     assert list(host.slots.values()) == [slot]
                     assert slot.state is SlotState.UP
                     await _usable(slot)
 
                 for free in (0, 8 << 20):  # not a folder can be made; the pages of memory do not fit
-                    _fill(store, but=free)
+                    filler.fill(but=free)
                     await refused()
 
                 async def fill(_: Interposition) -> None:
-                    _fill(store, but=0)
+                    filler.fill(but=0)
 
                 hooks["frozen"] = fill  # the evidence and the files do not fit
                 await refused()
