@@ -20,7 +20,7 @@ import drums
 from drums import errors
 from drums._endpoint import Endpoint
 from drums._eventloop import sleep
-from drums.errors import AuthError, ConfigError, DrumsError, PrerequisiteError
+from drums.errors import AuthError, ConfigError, DaemonUnreachable, DrumsError
 
 if TYPE_CHECKING:
     import httpx2
@@ -33,17 +33,6 @@ PAUSES_S = (0.1, 0.4)  # before the second and the third try
 
 # The server closes a quiet connection after 5 s; one that is given up earlier cannot be closed under a request.
 _KEEPALIVE_S = 2.0
-
-
-class DaemonUnreachable(PrerequisiteError, ConnectionError):
-    """No daemon answered.
-
-    `.url` is where it was sought, `.may_have_arrived` whether it may have acted all the same, `.again` whether another
-    try is worth it.
-    """
-
-    code = "daemon_unreachable"
-    status = 503
 
 
 @attrs.frozen
@@ -163,7 +152,7 @@ def _classes(root: type[DrumsError]) -> dict[str, type[DrumsError]]:
     found = {root.code: root}
     for sub in root.__subclasses__():
         # A class without a code of its own is its parent on the wire; others' classes are not the wire's business.
-        if sub.__module__ in (errors.__name__, __name__) and "code" in vars(sub):
+        if sub.__module__ == errors.__name__ and "code" in vars(sub):
             found |= _classes(sub)
     return found
 

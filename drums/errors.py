@@ -58,6 +58,17 @@ class PrerequisiteError(DrumsError):
     status = 503
 
 
+class DaemonUnreachable(PrerequisiteError, ConnectionError):
+    """No daemon answered.
+
+    `.url` is where it was sought, `.may_have_arrived` whether it may have acted all the same, `.again` whether another
+    try is worth it.
+    """
+
+    code = "daemon_unreachable"
+    status = 503
+
+
 class PluginError(DrumsError):
     """A plugin cannot be used; `.plugin` and `.distribution` name it."""
 
@@ -91,6 +102,13 @@ class TaskNotFound(DrumsError, LookupError):
 
     code = "task_not_found"
     status = 404
+
+
+class TaskAmbiguous(TaskNotFound):
+    """Several tasks begin with this prefix; `.candidates` are some of them."""
+
+    code = "task_ambiguous"
+    status = 409
 
 
 class TaskUnsupported(DrumsError):
@@ -177,6 +195,13 @@ class CheckpointError(DesktopError):
     status = 409
 
 
+class CheckpointNotFound(CheckpointError):
+    """There is no checkpoint of this name."""
+
+    code = "checkpoint_not_found"
+    status = 404
+
+
 class DumpError(CheckpointError):
     """Freezing a desktop into a checkpoint failed; `.log_excerpt` quotes CRIU around each error."""
 
@@ -196,6 +221,27 @@ class GuestError(DesktopError):
 
     code = "guest_error"
     status = 502
+
+
+class DesktopFileNotFound(DrumsError, LookupError):
+    """The desktop has no such file."""
+
+    code = "file_not_found"
+    status = 404
+
+
+class FileUnsuitable(DrumsError):
+    """The desktop's file cannot be read or written: it is a folder, no regular file, or not the user's."""
+
+    code = "file_unsuitable"
+    status = 409
+
+
+class EpisodeNotFound(DrumsError, LookupError):
+    """The journal has no such episode."""
+
+    code = "episode_not_found"
+    status = 404
 
 
 class InvalidEpisode(DrumsError):

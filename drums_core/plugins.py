@@ -146,8 +146,11 @@ _NAMED_AFTER = {"drums.gates": "gates", "drums.setup_steps": "steps"}
 
 def _record(group: str, entry: metadata.EntryPoint) -> PluginRecord:
     # A damaged distribution may lack its metadata, and still have entry points.
-    name, version = (entry.dist.name, entry.dist.version) if entry.dist else (None, None)
-    return PluginRecord(entry.name, group, name or "?", version or "")
+    dist = entry.dist
+    # From Python 3.13 on the metadata warns when it is asked for what it lacks.
+    name = dist.name if dist and "Name" in dist.metadata else "?"
+    version = dist.version if dist and "Version" in dist.metadata else ""
+    return PluginRecord(entry.name, group, name, version)
 
 
 def _given(plugin: object) -> Callable[[], object]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from drums.errors import ConfigError, TaskNotFound
+from drums.errors import ConfigError, TaskAmbiguous, TaskNotFound
 from drums_core.config import HostConfig
 from drums_core.model import Task
 from drums_osworld.task_file import read_task
@@ -45,7 +45,8 @@ class OSWorldCatalogue:
         """The task with this id, or this unique prefix of it of 8 characters or more.
 
         Raises:
-            TaskNotFound: none or several; `.candidates` has the nearest ids, or those that begin so.
+            TaskNotFound: none; `.candidates` has the nearest ids.
+            TaskAmbiguous: several; `.candidates` has those that begin so.
             ConfigError: its file is wrong.
         """
         files = self._files()
@@ -60,7 +61,7 @@ class OSWorldCatalogue:
         if len(matching) == 1:
             return self._task(matching[0])
         if matching:
-            raise TaskNotFound(
+            raise TaskAmbiguous(
                 f"{len(matching)} tasks begin with {prefix!r}: give more of the id",
                 hint=f"they are {', '.join(matching[:5])}",
                 candidates=matching[:10],

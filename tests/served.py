@@ -15,10 +15,11 @@ import attrs
 
 @attrs.frozen
 class Served:
-    """Where it is, and the token it wants."""
+    """Where it is, the token it wants, and its process."""
 
     url: str
     token: str
+    pid: int
 
     @property
     def environ(self) -> dict[str, str]:
@@ -42,7 +43,7 @@ def served(log: Path, *options: str) -> Iterator[Served]:
             line = process.stdout.readline()
             assert line, f"the daemon did not start: {log.read_text()[-2000:]}"
             ready = json.loads(line)
-            yield Served(ready["url"], Path(ready["token_file"]).read_text().strip())
+            yield Served(ready["url"], Path(ready["token_file"]).read_text().strip(), process.pid)
         finally:
             process.terminate()
             process.wait(60)

@@ -266,6 +266,25 @@ def test_what_the_host_has(daemon: Running) -> None:
     daemon.call("GET", "/metrics", token=None).refused(401, "unauthorized")
 
 
+def test_the_page_to_watch_desktops(daemon: Running) -> None:
+    """Its three files are open, hold no secret and may run and reach nothing but themselves and this daemon."""
+    page, script, style = (daemon.call("GET", path, token=None) for path in ("/", "/watch.js", "/watch.css"))
+    for reply, kind in ((page, "text/html"), (script, "text/javascript"), (style, "text/css")):
+        assert reply.status == 200 and reply.headers["content-type"] == f"{kind}; charset=utf-8"
+        policy = reply.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "script-src 'self';" in policy and "unsafe" not in policy
+        assert daemon.token.encode() not in reply.content
+    assert re.findall(rb"<script[^>]*>", page.content) == [b'<script src="/watch.js" defer>']
+    made = set(re.findall(rb'id="(\w+)"', page.content))
+    wanted = set(re.findall(rb'\$\("#(\w+)', script.content))
+    assert wanted and wanted <= made
+    # What a desktop or a task says goes in as text only.
+    assert not re.search(rb"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", script.content)
+    routes = {f"/v1/{name}" for name in ("health", "slots", "episodes", "tasks")}
+    asked = {m.decode() for m in re.findall(rb'[`"](/v1/\w+)', script.content)}
+    assert asked == routes and all(daemon.call("GET", path).status == 200 for path in asked)
+
+
 def events_of(reply: Reply) -> list[tuple[str, Any]]:
     """The events of a stream that has ended."""
     assert reply.headers["content-type"] == "text/event-stream"
@@ -474,7 +493,7 @@ def test_beyond_capacity(daemon: Running) -> None:
 
 
 @pytest.mark.parametrize("token", [None, "drums_sk_wrong", "é", "x" * 10_000], ids=["none", "wrong", "latin", "long"])
-@pytest.mark.parametrize("path", ["/v1/slots", "/v1/nothing", "/metrics", "/"])
+@pytest.mark.parametrize("path", ["/v1/slots", "/v1/nothing", "/metrics", "/nothing"])
 def test_a_wrong_or_missing_token(daemon: Running, token: str | None, path: str) -> None:
     """Nothing but the minimal health is answered, not even whether a route is there."""
     reply = daemon.call("GET", path, token=token)

@@ -11,7 +11,7 @@ from typing import Any
 import pluggy
 import pytest
 
-from drums.errors import ConfigError, TaskNotFound
+from drums.errors import ConfigError, TaskAmbiguous, TaskNotFound
 from drums_core import hookspecs
 from drums_core.abc import Step
 from drums_core.config import HostConfig
@@ -138,9 +138,9 @@ def test_missing_file_is_broken_and_ambiguous_prefix_is_refused(tmp_path: Path) 
     catalogue = write(tmp_path, {x: good(x) for x in names[:2]}, names)
     assert [x.id for x in catalogue.tasks()] == names[:2]
     assert [x.name for x in catalogue.broken] == ["12345678-gone.json"]
-    with pytest.raises(TaskNotFound, match="3 tasks begin with '12345678'") as info:
+    with pytest.raises(TaskAmbiguous, match="3 tasks begin with '12345678'") as info:
         catalogue.find("12345678")
-    assert info.value.candidates == names
+    assert (info.value.status, info.value.candidates) == (409, names)
     assert catalogue.find("12345678-a").id == "12345678-a"
 
 

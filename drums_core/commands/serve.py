@@ -94,7 +94,8 @@ def serve(
 
             click.echo(json.dumps({"url": url, "token_file": str(token_file)}))
         else:
-            click.echo(f"drums serves {url}, the token is in {token_file}")
+            page = f"; watch the desktops at {url}/" if url.startswith("http") else ""
+            click.echo(f"drums serves {url}, the token is in {token_file}{page}")
 
     async def run() -> None:
         await serve_host(config, on_ready=ready)

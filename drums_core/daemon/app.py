@@ -24,6 +24,7 @@ from drums_core.daemon.idempotency import Ledger
 from drums_core.daemon.metrics import Metrics
 from drums_core.daemon.problems import MethodNotAllowed, NotFound
 from drums_core.daemon.routes import OPERATIONS, Call, Operation, to_its_end
+from drums_core.daemon.watch_page import page_routes
 from drums_core.daemon.wire import Nothing
 from drums_core.host import Host
 
@@ -140,6 +141,7 @@ def make_app(daemon: Daemon, token: str, stopping: trio.Event) -> Guard:
 
     routes = [Route(o.path, daemon.endpoint(o), methods=[o.method], name=o.name) for o in OPERATIONS]
     routes.append(Route("/openapi.json", show_document, methods=["GET"]))
+    routes += page_routes()
     for route in routes:
         assert route.methods is not None
         route.methods.discard("HEAD")  # Starlette's own addition; of a stream it would never end

@@ -20,13 +20,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from drums.errors import AuthError
 from drums_core.daemon.answers import Answer, refusal
 from drums_core.daemon.problems import PayloadTooLarge, RequestTimeout, ShuttingDown
+from drums_core.daemon.watch_page import PATHS
 
 _log = structlog.get_logger("drums.http")
 JSON_LIMIT_BYTES = 1 << 20
 FILE_LIMIT_BYTES = 64 << 20
 BODY_STALL_S = 30.0
 BODY_LIMIT_S = 300.0
-OPEN_PATHS = ("/openapi.json", "/v1/health")
+OPEN_PATHS = ("/openapi.json", "/v1/health", *PATHS)
 
 
 def body_limit(method: str, path: str) -> int:

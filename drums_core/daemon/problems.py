@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from drums.errors import DrumsError, GuestError, TaskNotFound
+from drums.errors import DesktopFileNotFound, DrumsError, FileUnsuitable, GuestError
 
 MEDIA_TYPE = "application/problem+json"
 _log = structlog.get_logger("drums.http")
@@ -56,41 +56,6 @@ class IdempotencyConflict(DrumsError):
     status = 409
 
 
-class TaskAmbiguous(DrumsError):
-    """Several tasks begin with this prefix; `.candidates` are some of them."""
-
-    code = "task_ambiguous"
-    status = 409
-
-
-class DesktopFileNotFound(DrumsError):
-    """The desktop has no such file."""
-
-    code = "file_not_found"
-    status = 404
-
-
-class FileUnsuitable(DrumsError):
-    """The desktop's file cannot be read or written: it is a folder, no regular file, or not the user's."""
-
-    code = "file_unsuitable"
-    status = 409
-
-
-class CheckpointNotFound(DrumsError):
-    """There is no checkpoint of this name."""
-
-    code = "checkpoint_not_found"
-    status = 404
-
-
-class EpisodeNotFound(DrumsError):
-    """The journal has no such episode."""
-
-    code = "episode_not_found"
-    status = 404
-
-
 class ConnectionLimit(DrumsError):
     """As many clients are connected as the daemon takes."""
 
@@ -114,10 +79,6 @@ class InternalError(DrumsError):
 
 def translated(error: BaseException) -> DrumsError:
     """The error that a client is told of; what nobody foresaw is logged, and named by an incident number."""
-    if isinstance(error, TaskNotFound) and type(error) is TaskNotFound:
-        candidates = error.facts.get("candidates", [])
-        if len(candidates) > 1 and "begin with" in error.message:
-            return TaskAmbiguous(error.message, hint=error.hint, **error.facts)
     if isinstance(error, DrumsError):
         return error
     if isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:

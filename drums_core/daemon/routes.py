@@ -10,14 +10,14 @@ import attrs
 import trio
 
 import drums
-from drums.errors import ConfigError, GuestError
+from drums.errors import CheckpointNotFound, ConfigError, EpisodeNotFound, GuestError
 from drums.reward import Verdict
 from drums_core.checkpoint import Manifest
 from drums_core.daemon import wire
 from drums_core.daemon.answers import Answer, EventFeed, Following
 from drums_core.daemon.metrics import MEDIA_TYPE as METRICS_TYPE
 from drums_core.daemon.metrics import Metrics
-from drums_core.daemon.problems import CheckpointNotFound, EpisodeNotFound, of_file
+from drums_core.daemon.problems import of_file
 from drums_core.host import Host
 from drums_core.journal import read_episode, read_episodes
 from drums_core.model import Json, Task
