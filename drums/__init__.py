@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from drums._async_client import AsyncClient, AsyncEnv, connect_async
     from drums._client import Client, Env, connect
     from drums._transport import DaemonUnreachable
+    from drums.batches import RewardBatch, batch_of
     from drums.errors import (
         AuthError,
         CapacityExhausted,
@@ -74,6 +75,7 @@ __all__ = [
     "PrerequisiteError",
     "RestoreError",
     "Reward",
+    "RewardBatch",
     "SetupFailed",
     "SlotBusy",
     "SlotNotFound",
@@ -82,6 +84,7 @@ __all__ = [
     "TaskUnsupported",
     "Verdict",
     "VerifierNotFound",
+    "batch_of",
     "connect",
     "connect_async",
 ]
@@ -93,7 +96,9 @@ _ELSEWHERE = {
     "DaemonUnreachable": "drums._transport",
     "Env": "drums._client",
     "Reward": "drums.reward",
+    "RewardBatch": "drums.batches",
     "Verdict": "drums.reward",
+    "batch_of": "drums.batches",
     "connect": "drums._client",
     "connect_async": "drums._async_client",
 }

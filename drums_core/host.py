@@ -47,7 +47,7 @@ from drums_core.leftovers import (
     clear_worker_cgroups,
     namespaces_of_strangers,
 )
-from drums_core.model import DesktopEvent, Json, PluginId, Quarantined, Reward, Task, Validity
+from drums_core.model import DesktopEvent, Json, PluginId, Quarantined, Reward, Task, Validity, check_labels
 from drums_core.plugins import Plugins, build_manager
 from drums_core.services import Interposer, Services
 from drums_core.setup import parse_steps
@@ -129,6 +129,7 @@ class Host:
         image: str | None = None,
         checkpoint: str | None = None,
         ttl_s: float | None = UNSET,
+        labels: Mapping[str, str] | None = None,
         on_slot: Callable[[Slot], None] | None = None,
     ) -> Slot:
         """A new desktop, judged, with its task set up.
@@ -138,6 +139,7 @@ class Host:
             image: the image to start from; the host's default otherwise.
             checkpoint: a saved checkpoint to start from; without `task` its task and set-up state come along.
             ttl_s: seconds that it lives; None is for ever, where the host allows it.
+            labels: texts by name that the journal keeps with the slot's episodes and its children's (`check_labels`).
             on_slot: told of the slot as soon as there is one, before its desktop; its events can be followed.
 
         Raises:
@@ -153,6 +155,7 @@ class Host:
                 "image and checkpoint exclude each other: a checkpoint has its image", path="$.checkpoint"
             )
         ttl = self.lease(ttl_s)
+        named = check_labels(labels or {})
         resolved = self.task(task) if isinstance(task, str) else task
         if resolved is not None:
             self._check_task(resolved)
@@ -163,6 +166,7 @@ class Host:
         if resolved is None and checkpoint is not None:
             resolved = base.task()
         (slot,) = self.reserve(1, base=base, task=resolved, setup_at_reset=own_setup, ttl_s=ttl)
+        slot.labels = named
         if on_slot is not None:
             on_slot(slot)
         try:
@@ -326,6 +330,7 @@ class Host:
             required=self.services.gates.required,
             on_change=self._on_verdict,
             task=slot.task.id if slot.task else None,
+            labels=slot.labels,
         )
         manifest = checkpoint.manifest
         self.journal.episode_started(
@@ -398,6 +403,7 @@ class Host:
             provenance={
                 "episode": slot.episode.id,
                 "origin": slot.episode.origin,
+                "labels": dict(slot.episode.labels),
                 "task": task.id,
                 "task_sha256": task.sha256,
                 "checker": {"name": name, "plugin": attrs.asdict(plugin), **checker.provenance(task)},
