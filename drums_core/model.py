@@ -56,6 +56,37 @@ class PluginId:
 
 
 @attrs.frozen
+class PluginRecord:
+    """One entry point, loaded or not.
+
+    Args:
+        sha256: of the files of its package (`package_files.files_sha256`), "" when there are none to read.
+        error: why it is not in use, in one line; empty when it is.
+        trace: the traceback, where there is one.
+        note: what its operator should know about one in use; empty otherwise.
+    """
+
+    name: str
+    group: str
+    distribution: str
+    version: str
+    error: str = ""
+    trace: str = ""
+    sha256: str = ""
+    note: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is in use."""
+        return not self.error
+
+    @property
+    def id(self) -> PluginId:
+        """The short form that reports carry."""
+        return PluginId(self.name, self.distribution, self.version)
+
+
+@attrs.frozen
 class Finding:
     """What a gate found: `ok`, or why not, with observed against expected (JSON-able)."""
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import ast
 import difflib
-import hashlib
 import importlib
-import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +17,7 @@ from pathlib import Path
 import attrs
 
 from drums.errors import VerifierNotFound
+from drums_core.package_files import files_sha256, locate, owner_of, unmet_requirement
 
 GROUP = "drums_verifier"
 
@@ -43,9 +42,9 @@ class Installed:
     file: Path | None
     place: Path
 
-    def sha256(self) -> str | None:
-        """That of the source."""
-        return hashlib.sha256(self.file.read_bytes()).hexdigest() if self.file else None
+    def sha256(self) -> str:
+        """That of the package's files."""
+        return files_sha256(self.place)
 
 
 def find(name: str) -> Installed:
@@ -60,12 +59,14 @@ def find(name: str) -> Installed:
     if not mine:
         raise _not_found(f"no installed package has the verifier {name!r}", name, {e.name for e in entries})
     if len(mine) > 1:
-        owners = " and ".join(sorted(_owner(e)[0] for e in mine))
+        owners = " and ".join(sorted(owner_of(e)[0] for e in mine))
         raise VerifierNotFound(f"the verifier {name!r} is claimed by {owners}: neither is used", verifier=name)
     (entry,) = mine
-    distribution, version = _owner(entry)
+    distribution, version = owner_of(entry)
     try:
-        file, place = _locate(entry.module)
+        if unmet := unmet_requirement(entry.dist):
+            raise LookupError(unmet)
+        file, place = locate(entry.module)
     except LookupError as e:
         raise VerifierNotFound(
             f"the verifier {name!r} of {distribution} {version} cannot be used: {e}", verifier=name
@@ -102,41 +103,6 @@ def _not_found(message: str, wanted: str, names: Iterable[str], **facts: str) ->
     near = difflib.get_close_matches(wanted, known, n=3)
     hint = f"nearest: {', '.join(near)}" if near else f"there are {', '.join(known[:10])}" if known else ""
     return VerifierNotFound(message, hint=hint, **{"verifier": wanted, **facts}, candidates=near or known[:10])
-
-
-def _owner(entry: metadata.EntryPoint) -> tuple[str, str]:
-    # A damaged distribution may lack its metadata, and still have entry points.
-    return (entry.dist.name or "?", entry.dist.version or "") if entry.dist else ("?", "")
-
-
-def _locate(module: str) -> tuple[Path | None, Path]:
-    """A module's source, if it has one, and the place of its top-level package; imports nothing.
-
-    Raises:
-        LookupError: it is not there.
-    """
-    top, *parts = module.split(".")
-    try:
-        spec = importlib.util.find_spec(top)
-    except ValueError as e:
-        raise LookupError(f"the module {top!r} cannot be found") from e
-    if spec is None:
-        raise LookupError(f"there is no module {top!r}")
-    if not spec.submodule_search_locations:
-        if parts or not spec.origin:
-            raise LookupError(f"there is no module {module!r}")
-        place = Path(spec.origin)
-        return (place if place.suffix == ".py" else None), place
-    place = folder = Path(next(iter(spec.submodule_search_locations)))
-    for part in parts[:-1]:
-        folder /= part
-    candidates = [folder / parts[-1] / "__init__.py", folder / f"{parts[-1]}.py"] if parts else [place / "__init__.py"]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate, place
-    if parts and any(folder.glob(f"{parts[-1]}.*")):
-        return None, place  # compiled
-    raise LookupError(f"there is no module {module!r}")
 
 
 def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
