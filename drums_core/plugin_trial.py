@@ -20,6 +20,7 @@ from typing import Any
 LIMIT_S = 30.0
 OUTPUT_LIMIT = 1 << 20
 _AT_ONCE = 4
+_SAID_LIMIT = 500
 _START = "import json, sys; call = json.load(sys.stdin); sys.path[:] = call['path']; "
 _START += "from drums_core.plugin_trial import run; run(call)"
 
@@ -29,6 +30,7 @@ def try_loading(
     *,
     hooks: Mapping[str, Sequence[str]],
     limit_s: float | None = None,
+    tell: bool = False,
 ) -> list[str]:
     """What is wrong with each entry point, "" where it was loaded or raised an exception.
 
@@ -36,15 +38,16 @@ def try_loading(
         entries: the group and the entry point of each.
         hooks: names of the functions that are called with a `register` of no effect, by group.
         limit_s: seconds that each may take; `LIMIT_S` by default.
+        tell: also what exception it raised, for who does not load it afterwards.
     """
     limit = LIMIT_S if limit_s is None else limit_s
     if not entries:
         return []
     with ThreadPoolExecutor(min(_AT_ONCE, len(entries))) as pool:
-        return list(pool.map(lambda x: _try(x[1], hooks.get(x[0], ()), limit), entries))
+        return list(pool.map(lambda x: _try(x[1], hooks.get(x[0], ()), limit, tell), entries))
 
 
-def _try(entry: metadata.EntryPoint, hooks: Sequence[str], limit_s: float) -> str:
+def _try(entry: metadata.EntryPoint, hooks: Sequence[str], limit_s: float, tell: bool) -> str:
     call = {"path": sys.path, "name": entry.name, "value": entry.value, "group": entry.group, "hooks": list(hooks)}
     done_r, done_w = os.pipe()
     with os.fdopen(done_r, "rb") as done:
@@ -72,11 +75,11 @@ def _try(entry: metadata.EntryPoint, hooks: Sequence[str], limit_s: float) -> st
             timer.cancel()
             _kill(process)  # and what it started
             code = process.wait()
-            said = done.read(1)
+            said = done.read(_SAID_LIMIT)
     if printed > OUTPUT_LIMIT:
         return f"it printed more than {OUTPUT_LIMIT >> 20} MiB while it was loaded"
-    if said == b"1":
-        return ""
+    if said:
+        return said[1:].decode(errors="replace") if tell else ""
     if late.is_set():
         return f"it was not loaded within {limit_s:g} s"
     if code < 0:
@@ -106,7 +109,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 def run(call: dict[str, Any]) -> None:
     """The process: load, call the hooks, say so."""
     fd = int(os.environ.pop("DRUMS_TRIAL_FD"))
-    with suppress(Exception, SystemExit):  # who asked will see it
+    error = ""
+    try:
         loaded = metadata.EntryPoint(call["name"], call["value"], call["group"]).load()
         if isinstance(loaded, type):
             loaded = loaded()
@@ -114,6 +118,8 @@ def run(call: dict[str, Any]) -> None:
             hook = getattr(loaded, name, None)
             if hook is not None:
                 hook(lambda *_, **__: None)
+    except (Exception, SystemExit) as e:  # noqa: BLE001 - it is told
+        error = f"{type(e).__name__}: {e}"
     sys.stdout.flush()
-    os.write(fd, b"1")
+    os.write(fd, b"1" + error.encode(errors="replace")[: _SAID_LIMIT - 1])
     os._exit(0)  # threads that it started do not hold this up

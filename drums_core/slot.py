@@ -222,9 +222,10 @@ class Slot:
         services = self.host.services
         self._enter(SlotState.STARTING)
         image = await trio.to_thread.run_sync(self.host.image_of, checkpoint)
+        pinned = await trio.to_thread.run_sync(self.host.pin, self.task)
         desktop = Desktop(services, self.id, services.config.limits)
         self._episode = self.host.new_episode(self, origin, checkpoint)
-        self._episode.parent = parent
+        self._episode.parent, self._episode.pinned = parent, pinned
         self.desktop, self._oom_kills = desktop, 0
         self._acted_before = acted or checkpoint.manifest.kind == "saved"
         try:

@@ -17,7 +17,9 @@ from pathlib import Path
 import attrs
 
 from drums.errors import VerifierNotFound
+from drums_core.model import PluginRecord
 from drums_core.package_files import files_sha256, locate, owner_of, unmet_requirement
+from drums_core.plugin_trial import try_loading
 
 GROUP = "drums_verifier"
 
@@ -74,28 +76,71 @@ def find(name: str) -> Installed:
     return Installed(name, distribution, version, entry.module, entry.attr or "", file, place)
 
 
+def records(known: dict[tuple[str, str], str]) -> list[PluginRecord]:
+    """Every verifier with what is wrong with it. Blocks.
+
+    Args:
+        known: what loading a verifier of these files came to, by its value and hash; added to.
+    """
+    importlib.invalidate_caches()
+    entries = sorted(metadata.entry_points(group=GROUP), key=lambda e: (e.name, *owner_of(e)))
+    found: dict[int, PluginRecord] = {}
+    to_try = []
+    for index, entry in enumerate(entries):
+        record = PluginRecord(entry.name, GROUP, *owner_of(entry))
+        try:
+            verifier = find(entry.name)
+            record = attrs.evolve(record, sha256=verifier.sha256())
+            if verifier.file is not None:
+                _scope(verifier)
+        except (VerifierNotFound, OSError) as e:
+            found[index] = attrs.evolve(record, error=str(e))
+            continue
+        found[index] = record
+        if (entry.value, record.sha256) not in known:
+            to_try.append((index, entry))
+    faults = try_loading([(GROUP, entry) for _, entry in to_try], hooks={}, tell=True)
+    for (index, entry), fault in zip(to_try, faults, strict=True):
+        known[entry.value, found[index].sha256] = fault
+    for index, record in found.items():
+        if not record.error:
+            found[index] = attrs.evolve(record, error=known[entries[index].value, record.sha256])
+    return list(found.values())
+
+
 def require_function(verifier: Installed, function: str) -> None:
     """Refuse a function that the verifier surely has not.
 
     Raises:
         VerifierNotFound: names the nearest ones that it has.
     """
-    wanted = f"the verifier {verifier.name!r} of {verifier.distribution} {verifier.version}"
+    wanted = _described(verifier)
     if not function.isidentifier() or function.startswith("_"):
         raise VerifierNotFound(f"{function!r} is no name of a verifier's function", verifier=verifier.name)
     if verifier.file is None:
         return
-    try:
-        body: Sequence[ast.stmt] | None = ast.parse(verifier.file.read_bytes()).body
-        for part in filter(None, verifier.attribute.split(".")):
-            body = None if body is None else _class_body(body, part)
-    except (OSError, ValueError, SyntaxError, LookupError) as e:
-        raise VerifierNotFound(f"{wanted} cannot be used: {e}", verifier=verifier.name) from e
+    body = _scope(verifier)
     if body is None:
         return
     functions, others, open_ended = _names(body)
     if function not in functions | others and not open_ended:
         raise _not_found(f"{wanted} has no function {function!r}", function, functions, verifier=verifier.name)
+
+
+def _described(verifier: Installed) -> str:
+    return f"the verifier {verifier.name!r} of {verifier.distribution} {verifier.version}"
+
+
+def _scope(verifier: Installed) -> Sequence[ast.stmt] | None:
+    """The statements of its module or class, None where they cannot be told; raises `VerifierNotFound`."""
+    assert verifier.file is not None
+    try:
+        body: Sequence[ast.stmt] | None = ast.parse(verifier.file.read_bytes()).body
+        for part in filter(None, verifier.attribute.split(".")):
+            body = None if body is None else _class_body(body, part)
+    except (OSError, ValueError, SyntaxError, LookupError) as e:
+        raise VerifierNotFound(f"{_described(verifier)} cannot be used: {e}", verifier=verifier.name) from e
+    return body
 
 
 def _not_found(message: str, wanted: str, names: Iterable[str], **facts: str) -> VerifierNotFound:

@@ -16,7 +16,7 @@ from drums.errors import CheckerError, ConfigError, DesktopError, SetupFailed, V
 from drums_core.abc import CheckContext, VerifiedDesktop
 from drums_core.config import HostConfig
 from drums_core.model import SetupStep, Task
-from drums_verifiers import installed, verifier_job
+from drums_verifiers import desktop_view, installed
 from drums_verifiers.verifier import VerifierChecker
 
 needs_root = requires("root")
@@ -327,5 +327,5 @@ async def test_a_verifier_that_is_gone_is_an_error(bench: Bench) -> None:
 
 
 def test_the_view_is_what_the_interface_says() -> None:
-    view: VerifiedDesktop = verifier_job.Desktop(None)
+    view: VerifiedDesktop = desktop_view.Desktop(None)
     assert view.last_action is None

@@ -180,7 +180,16 @@ async def _task(call: Call) -> dict[str, Json]:
 
 
 async def _plugins(call: Call) -> dict[str, Json]:
-    return {"plugins": [{**attrs.asdict(r), "ok": r.ok} for r in call.host.plugins.records]}
+    return await _plugin_list(call, anew=False)
+
+
+async def _reload_plugins(call: Call) -> dict[str, Json]:
+    return await _plugin_list(call, anew=True)
+
+
+async def _plugin_list(call: Call, *, anew: bool) -> dict[str, Json]:
+    records = await trio.to_thread.run_sync(lambda: call.host.plugin_records(anew=anew))
+    return {"plugins": [{**attrs.asdict(r), "ok": r.ok} for r in records]}
 
 
 async def _images(call: Call) -> dict[str, Json]:
@@ -515,6 +524,16 @@ OPERATIONS = (
     Operation("episode", "GET", "/v1/episodes/{episode}", "An episode", _episode, wire.EpisodeDocument),
     Operation("stats", "GET", "/v1/stats", "How episodes came out", _stats, wire.Stats, query=wire.StatsQuery),
     Operation("plugins", "GET", "/v1/plugins", "What is installed", _plugins, wire.PluginList),
+    Operation(
+        "reload_plugins",
+        "POST",
+        "/v1/plugins/reload",
+        "Find verifiers anew",
+        _reload_plugins,
+        wire.PluginList,
+        body=wire.Nothing,
+        mutating=True,
+    ),
     Operation("images", "GET", "/v1/images", "What desktops start from", _images, wire.ImageList),
     Operation("metrics", "GET", "/metrics", "For Prometheus", _metrics, "text/plain"),
 )

@@ -441,7 +441,10 @@ class Stats:
 
 @attrs.frozen
 class PluginDocument:
-    """An entry point; `error` is empty when it is in use."""
+    """An entry point; `error` is empty when it is in use, `sha256` is that of its package's files.
+
+    `note` says, of one in use, that its files have changed since the daemon began.
+    """
 
     name: str
     group: str
@@ -449,6 +452,8 @@ class PluginDocument:
     version: str
     error: str
     trace: str
+    sha256: str
+    note: str
     ok: bool
 
 
