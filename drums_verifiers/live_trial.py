@@ -1,4 +1,4 @@
-"""Trying a verifier package on real desktops of this machine: each recorded state is made in one, and verified there."""
+"""Trying a verifier package on real desktops of this machine: each recorded state is made in one, then verified."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ AT_ONCE = 4
 def try_live(package: Package) -> list[Check]:
     """Each state's score on a real desktop. Blocks; needs what `open_host` needs.
 
-    A state's home is written into the desktop, then its `live` lines are run. What cannot be made real, a desktop that does
-    not answer, is not tried.
+    A state's home is written into the desktop, then its `live` lines are run. What cannot be made real, a desktop that
+    does not answer, is not tried.
     """
     with _installed(package):
         return trio.run(_on_host, package)
