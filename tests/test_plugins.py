@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from collections.abc import Callable
@@ -9,9 +10,12 @@ from pathlib import Path
 
 import pytest
 import structlog.testing
+from click.testing import CliRunner
+from client_fake import TOKEN, as_json, fake_daemon
 
 from drums.errors import PluginError
 from drums_core import plugin_trial
+from drums_core.commands.plugins import plugins as plugins_command
 from drums_core.hookspecs import hookimpl
 from drums_core.model import PluginRecord
 from drums_core.plugins import Plugins, build_manager
@@ -279,6 +283,33 @@ def test_embedded_plugins() -> None:
     ]
     assert "in its constructor" in plugins.records[1].trace
     assert [r.error for r in build_manager([("one", Plugin), ("one", Plugin)], ambient=False).records if r.ok] == []
+
+
+def test_the_command_lists_them(install: Install) -> None:
+    """With packages, hashes and faults; a broken one is exit code 1."""
+    install("drums-gate-broken", "1 / 0", ("drums.gates", "broken"), ("drums_verifier", "broken_too"))
+    result = CliRunner().invoke(plugins_command, ["--json"])
+    listed = {(r["group"], r["name"]): r for r in json.loads(result.stdout)["plugins"]}
+    assert result.exit_code == 1 and not listed["drums.gates", "broken"]["ok"]
+    assert "ZeroDivisionError" in listed["drums_verifier", "broken_too"]["error"]
+    assert listed["drums.gates", "cgroup"]["ok"] and len(listed["drums.gates", "cgroup"]["sha256"]) == 64
+    lines = [x.split("\t") for x in CliRunner().invoke(plugins_command).stdout.splitlines()]
+    assert lines[0] == ["group", "name", "package", "sha256", "state"]
+    assert ["drums.gates", "broken", "drums-gate-broken 1.5"] in [x[:3] for x in lines]
+
+
+def test_reloading_asks_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And lists what it then has, with the remarks."""
+    record = {"group": "drums_verifier", "name": "lab", "distribution": "x", "version": "1", "sha256": "ab" * 32}
+    reply = {"plugins": [{**record, "error": "", "trace": "", "note": "its files differ", "ok": True}]}
+    with fake_daemon() as fake:
+        monkeypatch.setenv("DRUMS_URL", fake.url)
+        monkeypatch.setenv("DRUMS_TOKEN", TOKEN)
+        fake.script("POST /v1/plugins/reload", as_json(reply))
+        result = CliRunner().invoke(plugins_command, ["reload"])
+        assert result.exit_code == 0 and len(fake.of("POST /v1/plugins/reload")) == 1
+        assert result.stdout.splitlines()[1].split("\t")[3:] == ["ab" * 6, "its files differ"]
+        assert json.loads(CliRunner().invoke(plugins_command, ["reload", "--json"]).stdout) == reply
 
 
 def test_managers_share_nothing() -> None:

@@ -32,6 +32,7 @@ from typing import Any, Literal
 
 import attrs
 import cattrs
+from cattrs.v import format_exception
 
 from drums.errors import ConfigError
 
@@ -144,6 +145,10 @@ def _expectation(value: Any, _: Any) -> Any:
     raise ValueError(f'expected a number from 0 to 1, or "error", found {value!r:.60}')
 
 
+def _described(fault: BaseException, kind: type | None) -> str:
+    return str(fault) if str(fault).startswith("expected ") else format_exception(fault, kind)
+
+
 def _as_is(value: Any, _: Any) -> Any:
     return value
 
@@ -175,7 +180,8 @@ def load_state(path: Path) -> EndState:
         document["windows"] = [{**_WINDOW, **window} for window in document.get("windows", ())]
         state = _converter.structure(document, EndState)
     except (OSError, ValueError, cattrs.BaseValidationError) as e:
-        faults = cattrs.transform_error(e) if isinstance(e, cattrs.BaseValidationError) else [str(e)]
+        wrong = isinstance(e, cattrs.BaseValidationError)
+        faults = cattrs.transform_error(e, format_exception=_described) if wrong else [str(e)]
         raise ConfigError(f"{str(described)!r} describes no end state: {'; '.join(faults)}", path=str(path)) from e
     files = {**_read_tree(path / "root", "/"), **_read_tree(path / "home", HOME)}
     return attrs.evolve(state, name=path.name, files=files)
