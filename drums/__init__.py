@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from drums._async_client import AsyncClient, AsyncEnv, connect_async
     from drums._client import Client, Env, connect
+    from drums.batches import RewardBatch, batch_of
     from drums.errors import (
         AuthError,
         CapacityExhausted,
@@ -83,6 +84,7 @@ __all__ = [
     "PrerequisiteError",
     "RestoreError",
     "Reward",
+    "RewardBatch",
     "SetupFailed",
     "SlotBusy",
     "SlotNotFound",
@@ -92,6 +94,7 @@ __all__ = [
     "TaskUnsupported",
     "Verdict",
     "VerifierNotFound",
+    "batch_of",
     "connect",
     "connect_async",
 ]
@@ -102,7 +105,9 @@ _ELSEWHERE = {
     "Client": "drums._client",
     "Env": "drums._client",
     "Reward": "drums.reward",
+    "RewardBatch": "drums.batches",
     "Verdict": "drums.reward",
+    "batch_of": "drums.batches",
     "connect": "drums._client",
     "connect_async": "drums._async_client",
 }

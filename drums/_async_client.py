@@ -5,7 +5,7 @@ The names and what they do are those of `drums._client`, each to be awaited.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -97,9 +97,10 @@ class AsyncClient:
         checkpoint: str | None = None,
         ttl: float | Default | None = Default.TTL,
         network: str = "none",
+        labels: Mapping[str, str] | None = None,
     ) -> AsyncEnv:
         """See `drums.Client.create`: `async with await client.create(…) as env`."""
-        return self._env(await self._run(_calls.create(task, image, checkpoint, ttl, network)))
+        return self._env(await self._run(_calls.create(task, image, checkpoint, ttl, network, labels)))
 
     async def slots(self) -> list[Document]:
         """See `drums.Client.slots`."""
@@ -121,9 +122,17 @@ class AsyncClient:
         """See `drums.Client.episode`."""
         return await self._run(_calls.episode(id))
 
+    async def stats(self, by: str = "both", label: str = "policy", since: float | None = None) -> list[Document]:
+        """See `drums.Client.stats`."""
+        return await self._run(_calls.stats(by, label, since))
+
     async def plugins(self) -> list[Document]:
         """See `drums.Client.plugins`."""
         return await self._run(_calls.listing("/v1/plugins", "plugins"))
+
+    async def reload_plugins(self) -> list[Document]:
+        """See `drums.Client.reload_plugins`."""
+        return await self._run(_calls.reload_plugins())
 
     async def images(self) -> list[Document]:
         """See `drums.Client.images`."""

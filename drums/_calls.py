@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -128,14 +128,32 @@ def episode(identity: str) -> Flow[Document]:
     return (yield from get(f"/v1/episodes/{_segment(identity, 'episode')}"))
 
 
+def reload_plugins() -> Flow[list[Document]]:
+    """The plugins, once they have been looked for again."""
+    return (yield from ask(post("/v1/plugins/reload", {}))).field("plugins", list)
+
+
+def stats(by: str, label: str, since: float | None) -> Flow[list[Document]]:
+    """The rates, a row per group."""
+    params = {"by": by, "label": label} | ({} if since is None else {"since": str(int(since))})
+    return (yield from ask(Request("GET", "/v1/stats", params=params))).field("rows", list)
+
+
 def create(
-    task: str | None, image: str | None, checkpoint: str | None, ttl: float | Default | None, network: str
+    task: str | None,
+    image: str | None,
+    checkpoint: str | None,
+    ttl: float | Default | None,
+    network: str,
+    labels: Mapping[str, str] | None,
 ) -> Flow[Document]:
     """A new slot."""
     body: Document = {"task": task, "image": image, "checkpoint": checkpoint}
     body = {k: v for k, v in body.items() if v is not None} | {"network": network}
     if not isinstance(ttl, Default):
         body["ttl"] = ttl
+    if labels:
+        body["labels"] = dict(labels)
     return (yield from ask(post("/v1/slots", body, is_long=True))).object()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -105,6 +105,7 @@ class Client:
         checkpoint: str | None = None,
         ttl: float | Default | None = Default.TTL,
         network: str = "none",
+        labels: Mapping[str, str] | None = None,
     ) -> Env:
         """A new desktop with the task set up; a context manager that closes it.
 
@@ -114,12 +115,14 @@ class Client:
             checkpoint: a saved checkpoint to start from, in place of an image.
             ttl: seconds until the desktop is closed; None is never, where the host allows it.
             network: what the desktop can reach.
+            labels: up to 16 texts by name that the journal keeps with its episodes and its children's, and that `stats`
+                groups by: `{"policy": "run-7/step-400"}`.
 
         Raises:
             TaskNotFound, TaskUnsupported, ImageUnsuitable, VerifierNotFound, CapacityExhausted: nothing was started.
             SetupFailed, RestoreError: nothing is left.
         """
-        return self._env(self._run(_calls.create(task, image, checkpoint, ttl, network)))
+        return self._env(self._run(_calls.create(task, image, checkpoint, ttl, network, labels)))
 
     def slots(self) -> list[Document]:
         """Every slot of the host."""
@@ -145,9 +148,23 @@ class Client:
         """One episode of the journal, with gates, rewards and quarantines."""
         return self._run(_calls.episode(id))
 
+    def stats(self, by: str = "both", label: str = "policy", since: float | None = None) -> list[Document]:
+        """How episodes came out, a row per group: verdicts, failed gates with their causes, scores, checker errors.
+
+        Args:
+            by: `task`, `label`, or `both`: a row per pair.
+            label: the label whose values make the groups.
+            since: only episodes that began at this time (seconds since the epoch) or later.
+        """
+        return self._run(_calls.stats(by, label, since))
+
     def plugins(self) -> list[Document]:
         """The host's plugins, and what is wrong with those not in use."""
         return self._run(_calls.listing("/v1/plugins", "plugins"))
+
+    def reload_plugins(self) -> list[Document]:
+        """Look for verifiers anew; as `plugins`, which tells what else has changed since the daemon began."""
+        return self._run(_calls.reload_plugins())
 
     def images(self) -> list[Document]:
         """The host's images."""

@@ -82,6 +82,7 @@ def cli() -> None:
       drums step "$slot" "pyautogui.click(960, 540)"
       drums verify "$slot" --json
       drums slots close "$slot"
+      drums stats --by label
 
     \b
     Completion of commands and options, for this shell (fish: ... fish_source drums | source):

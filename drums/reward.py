@@ -8,6 +8,8 @@ from typing import Any
 
 import attrs
 
+from drums.errors import CheckerError, InvalidEpisode
+
 
 class Verdict(enum.StrEnum):
     """An episode's verdict."""
@@ -20,6 +22,8 @@ class Verdict(enum.StrEnum):
 @attrs.frozen
 class Reward:
     """What `verify` answers: the fields of the specification's page, and provenance.
+
+    `float(reward)` is the score of a valid reward, and raises for any other: a number alone cannot say that it counts.
 
     Args:
         score: the checker's result, usually 0.0 or 1.0; None when the checker did not give one.
@@ -40,3 +44,32 @@ class Reward:
     checker_error: str | None = None
     checker_skipped: str | None = None
     provenance: Mapping[str, Any] = attrs.field(factory=dict)
+
+    def __float__(self) -> float:
+        """The score.
+
+        Raises:
+            InvalidEpisode: the episode is not valid, whatever the score says; the reward rides along.
+            CheckerError: it is valid, and there is no score; likewise.
+        """
+        if not self.valid:
+            raise InvalidEpisode(
+                f"a reward that is {self.verdict} is no number: {'; '.join(self.invalid_reasons)}",
+                hint="leave it out of the batch: drums.batch_of masks such rewards",
+                bad_gates=list(self.bad_gates),
+                invalid_reasons=list(self.invalid_reasons),
+                reward=self,
+            )
+        if self.score is None:
+            raise CheckerError(
+                f"a reward without a score is no number: {self.checker_error or self.checker_skipped}",
+                hint="leave it out of the batch: drums.batch_of masks such rewards",
+                reward=self,
+            )
+        return float(self.score)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it in JSON's own types, as it travels and as the journal has it."""
+        document = attrs.asdict(self)
+        document["verdict"] = self.verdict.value
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in document.items()}

@@ -21,6 +21,7 @@ from drums_core.model import (
     KernelLimits,
     Limits,
     Phase,
+    PluginRecord,
     ProcessIdentity,
     SetupStep,
     Task,
@@ -127,6 +128,10 @@ class CommandOutcome(Protocol):
     def error(self) -> str:
         """Its standard error."""
 
+    @property
+    def truncated(self) -> bool:
+        """Whether one of the streams was longer than the guest server passes on."""
+
 
 @attrs.frozen
 class CommandResult:
@@ -135,6 +140,19 @@ class CommandResult:
     returncode: int
     output: str
     error: str
+
+
+@attrs.frozen
+class Pinned:
+    """What will score an episode, as it was when the episode began.
+
+    Args:
+        facts: what the reward says about it; JSON.
+        handle: what the checker needs to find it again.
+    """
+
+    facts: Mapping[str, Json]
+    handle: object
 
 
 class StepContext(Protocol):
@@ -225,6 +243,7 @@ class CheckContext:
         scratch: a directory for this check on the host, removed afterwards; `cache/` in it holds the outputs that
             set-up steps kept.
         worker_cgroups: cgroup directories that a worker process joins, so that its memory is limited.
+        pinned: what `PinningChecker.pin` gave when the episode began; None for other checkers.
         findings: what the checker says about its score; JSON, goes into the reward's provenance.
     """
 
@@ -235,7 +254,32 @@ class CheckContext:
     run_steps: Callable[[Sequence[SetupStep]], Awaitable[None]]
     scratch: Path
     worker_cgroups: tuple[Path, ...] = ()
+    pinned: Pinned | None = None
     findings: dict[str, Json] = attrs.field(factory=dict)
+
+
+class FileFacts(Protocol):
+    """What is at a path, a link itself and not what it leads to."""
+
+    @property
+    def kind(self) -> str:
+        """`file`, `folder`, `link`, or `special` (a device, a pipe, a socket)."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The length of a file's content."""
+
+    @property
+    def mode(self) -> int:
+        """Its permission bits."""
+
+    @property
+    def modified_s(self) -> float:
+        """When it was last changed, in seconds since the epoch, by the desktop's clock."""
+
+    @property
+    def target(self) -> str:
+        """Where a link leads, "" for anything else."""
 
 
 class VerifiedDesktop(Protocol):
@@ -248,13 +292,19 @@ class VerifiedDesktop(Protocol):
 
     last_action: str | None  # the agent's; None when there was none
 
-    def read_file(self, path: str) -> bytes:
+    def read_file(self, path: str, *, limit_bytes: int = 64 << 20) -> bytes:
         """A file's content.
 
         Raises:
             FileNotFoundError: it is not there.
-            ValueError: it is a folder, or something else that is no regular file.
+            ValueError: it is a folder, or something else that is no regular file, or larger than `limit_bytes`.
         """
+
+    def read_text(self, path: str, *, limit_bytes: int = 64 << 20) -> str:
+        """A text file in UTF-8; raises as `read_file` does, and `ValueError` when it is no such text."""
+
+    def stat(self, path: str) -> FileFacts | None:
+        """What is at a path; None when there is nothing that the agent's user can see. Links are not followed."""
 
     def exists(self, path: str) -> bool:
         """Whether there is anything at a path; a dangling link is nothing."""
@@ -279,6 +329,31 @@ class VerifiedDesktop(Protocol):
     def accessibility(self) -> str:
         """The accessibility tree as XML, in OSWorld's form."""
 
+    def clipboard(self) -> str | None:
+        """The text in the clipboard, None when there is none."""
+
+    def browser_targets(self, *, port: int = 9222) -> list[dict[str, Json]]:
+        """What a browser lists at its debugging port: `id`, `type`, `title`, `url` and so on.
+
+        Raises:
+            ConnectionRefusedError: nothing listens there.
+            ValueError: what listens there is no browser's debugging port.
+        """
+
+    def cdp(
+        self, method: str, params: Mapping[str, Json] | None = None, *, target: str | None = None, port: int = 9222
+    ) -> dict[str, Json]:
+        """One call of the Chrome DevTools Protocol, and its `result`; it must not change the page.
+
+        Args:
+            target: the id of one of `browser_targets`; the first page by default.
+
+        Raises:
+            ConnectionRefusedError: nothing listens there.
+            LookupError: there is no such target.
+            ValueError: the browser refused the call, or what listens there is no browser.
+        """
+
 
 class Checker(Protocol):
     """Scores a task's final desktop."""
@@ -297,6 +372,33 @@ class Checker(Protocol):
 
         Raises:
             CheckerError: the checker failed, or the desktop could not be asked: there is no score.
+        """
+
+
+@runtime_checkable
+class PinningChecker(Protocol):
+    """A checker whose code may change under a running host."""
+
+    def pin(self, task: Task, folder: Path) -> Pinned:
+        """Keep what will score a task as it is now. Blocks; called as each episode begins.
+
+        Args:
+            folder: of the host's, removed when the host ends; the same for all episodes.
+
+        Raises:
+            VerifierNotFound: it is gone.
+        """
+
+
+@runtime_checkable
+class PackagedChecker(Protocol):
+    """A checker that runs code of packages that it finds itself."""
+
+    def installed(self, *, anew: bool = False) -> Sequence[PluginRecord]:
+        """Those packages' entry points, with what is wrong with them. Blocks.
+
+        Args:
+            anew: load each again, also those whose files have not changed since.
         """
 
 

@@ -11,6 +11,7 @@ import attrs
 import trio
 
 from drums.errors import InvalidEpisode
+from drums_core.abc import Pinned
 from drums_core.model import Cause, GateResult, Json, Phase, PluginId, Status, Validity, Verdict
 from drums_core.verdict import judge
 
@@ -27,6 +28,8 @@ class Episode:
         required: phase and plugin of each gate that must pass.
         on_change: called with each new verdict; must not block.
         task: the id of its task, or None.
+        pinned: what will score it, where that could change meanwhile.
+        labels: what its creator calls it: the policy that acts in it, say.
         parent: a fork's parent episode, with how many results it had when the desktop was dumped.
     """
 
@@ -36,6 +39,8 @@ class Episode:
     on_change: Callable[[Episode, Validity], None]
     task: str | None = None
     parent: tuple[Episode, int] | None = None
+    labels: Mapping[str, str] = attrs.field(factory=dict)
+    pinned: Pinned | None = None
     id: str = attrs.field(factory=lambda: f"e-{uuid.uuid4().hex[:16]}")
     started_at: float = attrs.field(factory=time.time)
     results: list[GateResult] = attrs.field(factory=list)

@@ -28,7 +28,7 @@ from drums.errors import (
     TaskNotFound,
     TaskUnsupported,
 )
-from drums_core.abc import Catalogue, Checker
+from drums_core.abc import Catalogue, Checker, PackagedChecker, Pinned, PinningChecker
 from drums_core.boot import OPEN_FILES
 from drums_core.checkpoint import Checkpoint, CheckpointStore, HostFacts, Manifest
 from drums_core.config import HostConfig, load_config
@@ -47,8 +47,18 @@ from drums_core.leftovers import (
     clear_worker_cgroups,
     namespaces_of_strangers,
 )
-from drums_core.model import DesktopEvent, Json, PluginId, Quarantined, Reward, Task, Validity
-from drums_core.plugins import Plugins, build_manager
+from drums_core.model import (
+    DesktopEvent,
+    Json,
+    PluginId,
+    PluginRecord,
+    Quarantined,
+    Reward,
+    Task,
+    Validity,
+    check_labels,
+)
+from drums_core.plugins import Plugins, build_manager, installed_now
 from drums_core.services import Interposer, Services
 from drums_core.setup import parse_steps
 from drums_core.slot import Slot
@@ -62,6 +72,8 @@ from drums_core.watcher import ProcessWatcher
 _log = structlog.get_logger("drums.host")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 FLUSH_LIMIT_S = 30.0
+_CHANGED = "its files differ from those that the daemon began with: restart it to use them"
+_ADDED = "installed since the daemon began: restart it to use it"
 UNSET: Any = object()  # a ttl that was not given: the host's default
 
 
@@ -120,6 +132,49 @@ class Host:
         _, checker, _ = checker_for(self.checkers, task)
         checker.validate(task)
 
+    def pin(self, task: Task | None) -> Pinned | None:
+        """What will score a task, as it is now; None where that cannot change. Blocks.
+
+        Raises:
+            VerifierNotFound: it is gone.
+        """
+        if task is None:
+            return None
+        _, checker, _ = checker_for(self.checkers, task)
+        if not isinstance(checker, PinningChecker):
+            return None
+        return checker.pin(task, self.services.dev.parent / "pinned")
+
+    # --- plugins
+
+    def plugin_records(self, *, anew: bool = False) -> list[PluginRecord]:
+        """Every entry point: those loaded when the host opened, and what checkers find themselves, as of now. Blocks.
+
+        Args:
+            anew: let the checkers load what they find again, changed or not.
+        """
+        now = {(r.group, r.name, r.distribution): r for r in installed_now()}
+        found = []
+        for record in self.plugins.records:
+            current = now.pop((record.group, record.name, record.distribution), None)
+            changed = current is None or (current.version, current.sha256) != (record.version, record.sha256)
+            note = _CHANGED if changed and record.distribution != "embedded" else ""
+            found.append(attrs.evolve(record, note=note))
+        found += [attrs.evolve(record, error=_ADDED) for record in now.values()]
+        for checker, _ in self.checkers.values():
+            if isinstance(checker, PackagedChecker):
+                found += checker.installed(anew=anew)
+        if anew:
+            for record in found:
+                if record.error or record.note:
+                    _log.warning(
+                        "plugin reloaded with a remark",
+                        plugin=record.name,
+                        distribution=record.distribution,
+                        remark=record.error or record.note,
+                    )
+        return found
+
     # --- desktops
 
     async def create(
@@ -129,6 +184,7 @@ class Host:
         image: str | None = None,
         checkpoint: str | None = None,
         ttl_s: float | None = UNSET,
+        labels: Mapping[str, str] | None = None,
         on_slot: Callable[[Slot], None] | None = None,
     ) -> Slot:
         """A new desktop, judged, with its task set up.
@@ -138,6 +194,7 @@ class Host:
             image: the image to start from; the host's default otherwise.
             checkpoint: a saved checkpoint to start from; without `task` its task and set-up state come along.
             ttl_s: seconds that it lives; None is for ever, where the host allows it.
+            labels: texts by name that the journal keeps with the slot's episodes and its children's (`check_labels`).
             on_slot: told of the slot as soon as there is one, before its desktop; its events can be followed.
 
         Raises:
@@ -153,6 +210,7 @@ class Host:
                 "image and checkpoint exclude each other: a checkpoint has its image", path="$.checkpoint"
             )
         ttl = self.lease(ttl_s)
+        named = check_labels(labels or {})
         resolved = self.task(task) if isinstance(task, str) else task
         if resolved is not None:
             self._check_task(resolved)
@@ -163,6 +221,7 @@ class Host:
         if resolved is None and checkpoint is not None:
             resolved = base.task()
         (slot,) = self.reserve(1, base=base, task=resolved, setup_at_reset=own_setup, ttl_s=ttl)
+        slot.labels = named
         if on_slot is not None:
             on_slot(slot)
         try:
@@ -326,6 +385,7 @@ class Host:
             required=self.services.gates.required,
             on_change=self._on_verdict,
             task=slot.task.id if slot.task else None,
+            labels=slot.labels,
         )
         manifest = checkpoint.manifest
         self.journal.episode_started(
@@ -387,6 +447,8 @@ class Host:
         assert task is not None
         validity = slot.episode.validity
         name, checker, plugin = checker_for(self.checkers, task)
+        pinned = slot.episode.pinned
+        facts = pinned.facts if pinned else checker.provenance(task)
         return Reward(
             score=score,
             valid=validity.valid,
@@ -398,9 +460,10 @@ class Host:
             provenance={
                 "episode": slot.episode.id,
                 "origin": slot.episode.origin,
+                "labels": dict(slot.episode.labels),
                 "task": task.id,
                 "task_sha256": task.sha256,
-                "checker": {"name": name, "plugin": attrs.asdict(plugin), **checker.provenance(task)},
+                "checker": {"name": name, "plugin": attrs.asdict(plugin), **facts},
                 "image": slot.base.manifest.image,
                 "image_digest": slot.base.manifest.image_digest,
                 "checkpoint": slot.base.id,

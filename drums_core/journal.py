@@ -32,7 +32,7 @@ FILE = "journal.sqlite"
 ALIVE = "alive.lock"
 """A host holds this file of its runtime folder for as long as it lives."""
 
-VERSION = 1
+VERSION = 2
 _APPLICATION_ID = 0x6472756D  # "drum"
 _BUSY_S = 10.0
 _SCHEMA = """
@@ -44,7 +44,8 @@ CREATE TABLE episodes (
     host TEXT NOT NULL REFERENCES hosts (instance),
     slot TEXT NOT NULL, origin TEXT NOT NULL, task TEXT, task_sha256 TEXT, image TEXT NOT NULL,
     image_digest TEXT NOT NULL, checkpoint TEXT NOT NULL, started_at REAL NOT NULL, ended_at REAL,
-    verdict TEXT NOT NULL, bad_gates TEXT NOT NULL, invalid_reasons TEXT NOT NULL, causes TEXT NOT NULL
+    verdict TEXT NOT NULL, bad_gates TEXT NOT NULL, invalid_reasons TEXT NOT NULL, causes TEXT NOT NULL,
+    labels TEXT NOT NULL DEFAULT '{}'
 );
 CREATE INDEX episodes_open ON episodes (host) WHERE ended_at IS NULL;
 CREATE TABLE gate_results (
@@ -64,7 +65,7 @@ CREATE TABLE rewards (
 );
 CREATE INDEX rewards_of ON rewards (episode);
 """
-_MIGRATIONS: Mapping[int, str] = {}
+_MIGRATIONS: Mapping[int, str] = {1: "ALTER TABLE episodes ADD COLUMN labels TEXT NOT NULL DEFAULT '{}'"}
 """SQL that takes a file from this version to the next."""
 
 NOT_WATCHED = "not watched: the host ended"
@@ -117,7 +118,8 @@ class Journal:
         self._recorded[episode] = 0
         self._add(
             "INSERT INTO episodes (id, host, slot, origin, task, task_sha256, image, image_digest, checkpoint,"
-            " started_at, verdict, bad_gates, invalid_reasons, causes) VALUES (?,?,?,?,?,?,?,?,?,?,?,'[]','[]','[]')",
+            " started_at, verdict, labels, bad_gates, invalid_reasons, causes)"
+            " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,'[]','[]','[]')",
             episode.id,
             self.instance,
             episode.slot,
@@ -128,6 +130,7 @@ class Journal:
             base,
             episode.started_at,
             episode.validity.verdict.value,
+            _json(dict(episode.labels)),
         )
 
     def judged(self, episode: Episode, validity: Validity) -> None:
@@ -410,9 +413,9 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 _EPISODE = (
     "id, host, slot, origin, task, task_sha256, image, image_digest, checkpoint, started_at, ended_at, verdict,"
-    " bad_gates, invalid_reasons, causes"
+    " bad_gates, invalid_reasons, causes, labels"
 )
-_LISTS = ("bad_gates", "invalid_reasons", "causes")
+_DOCUMENTS = ("bad_gates", "invalid_reasons", "causes", "labels")
 
 
 def read_episodes(state_dir: Path, *, limit: int = 100, before: str | None = None) -> list[dict[str, Json]]:
@@ -426,7 +429,7 @@ def read_episodes(state_dir: Path, *, limit: int = 100, before: str | None = Non
         LookupError: there is no episode `before`.
         JournalError: the journal cannot be read.
     """
-    with _reading(state_dir) as db:
+    with reading(state_dir) as db:
         if db is None:
             if before is not None:
                 raise LookupError(before)
@@ -442,7 +445,7 @@ def read_episodes(state_dir: Path, *, limit: int = 100, before: str | None = Non
             " AS score FROM episodes WHERE ? IS NULL OR number < ? ORDER BY number DESC LIMIT ?",
             (number, number, limit),
         )
-        return [_decoded(row, *_LISTS) for row in rows]
+        return [_decoded(row, *_DOCUMENTS) for row in rows]
 
 
 def read_episode(state_dir: Path, identity: str) -> dict[str, Json]:
@@ -452,13 +455,13 @@ def read_episode(state_dir: Path, identity: str) -> dict[str, Json]:
         LookupError: there is none with this id.
         JournalError: the journal cannot be read.
     """
-    with _reading(state_dir) as db:
+    with reading(state_dir) as db:
         row = (
             None if db is None else db.execute(f"SELECT {_EPISODE} FROM episodes WHERE id = ?", (identity,)).fetchone()
         )
         if db is None or row is None:
             raise LookupError(identity)
-        episode = _decoded(row, *_LISTS)
+        episode = _decoded(row, *_DOCUMENTS)
         results = db.execute("SELECT * FROM gate_results WHERE episode = ? ORDER BY position", (identity,))
         episode["gates"] = [
             _decoded(r, "plugin", "observed", "expected", without=("episode", "position")) for r in results
@@ -477,7 +480,7 @@ def _decoded(row: sqlite3.Row, *columns: str, without: Sequence[str] = ()) -> di
 
 
 @contextmanager
-def _reading(state_dir: Path) -> Iterator[sqlite3.Connection | None]:
+def reading(state_dir: Path) -> Iterator[sqlite3.Connection | None]:
     """A connection that cannot write; None where there is no journal yet."""
     path = state_dir / FILE
     try:

@@ -6,11 +6,13 @@ All frozen; everything that is journalled or sent consists of JSON's own types o
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
+from drums.errors import ConfigError
 from drums.reward import Reward as Reward
 from drums.reward import Verdict as Verdict
 
@@ -51,6 +53,37 @@ class PluginId:
     name: str
     distribution: str
     version: str
+
+
+@attrs.frozen
+class PluginRecord:
+    """One entry point, loaded or not.
+
+    Args:
+        sha256: of the files of its package (`package_files.files_sha256`), "" when there are none to read.
+        error: why it is not in use, in one line; empty when it is.
+        trace: the traceback, where there is one.
+        note: what its operator should know about one in use; empty otherwise.
+    """
+
+    name: str
+    group: str
+    distribution: str
+    version: str
+    error: str = ""
+    trace: str = ""
+    sha256: str = ""
+    note: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is in use."""
+        return not self.error
+
+    @property
+    def id(self) -> PluginId:
+        """The short form that reports carry."""
+        return PluginId(self.name, self.distribution, self.version)
 
 
 @attrs.frozen
@@ -216,6 +249,34 @@ class Task:
     supported: bool = True
     unsupported_reason: str = ""
     source: str = ""
+
+
+MOST_LABELS = 16
+LONGEST_LABEL = 200
+_LABEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def check_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """The labels of a desktop's episodes, `{"policy": "run-7/step-400"}`, as they may be.
+
+    Raises:
+        ConfigError: there are too many, a name is malformed, or a value is no text of 1 to 200 characters.
+    """
+    if len(labels) > MOST_LABELS:
+        raise ConfigError(f"{len(labels)} labels, allowed are up to {MOST_LABELS}", path="$.labels")
+    for name, value in labels.items():
+        if not isinstance(name, str) or not _LABEL_NAME.fullmatch(name):
+            raise ConfigError(
+                f"{name!r:.80} is no name of a label",
+                hint="1 to 64 letters, digits, dots, dashes and underscores",
+                path="$.labels",
+            )
+        if not isinstance(value, str) or not 0 < len(value) <= LONGEST_LABEL:
+            raise ConfigError(
+                f"the label {name!r} is {value!r:.80}, allowed is a text of 1 to {LONGEST_LABEL} characters",
+                path=f"$.labels.{name}",
+            )
+    return dict(labels)
 
 
 @attrs.frozen

@@ -85,6 +85,7 @@ class Slot:
     _oom_kills: int = 0
     _acted_before: bool = False
     _beginning: trio.CancelScope | None = None
+    labels: Mapping[str, str] = attrs.field(factory=dict)
 
     async def __aenter__(self) -> Slot:
         return self
@@ -132,6 +133,7 @@ class Slot:
             "ttl_s": self.ttl_s,
             "expires_in_s": self.expires_in_s(),
             "created_at": self.created_at,
+            "labels": dict(self.labels),
         }
 
     def expires_in_s(self) -> float | None:
@@ -220,9 +222,10 @@ class Slot:
         services = self.host.services
         self._enter(SlotState.STARTING)
         image = await trio.to_thread.run_sync(self.host.image_of, checkpoint)
+        pinned = await trio.to_thread.run_sync(self.host.pin, self.task)
         desktop = Desktop(services, self.id, services.config.limits)
         self._episode = self.host.new_episode(self, origin, checkpoint)
-        self._episode.parent = parent
+        self._episode.parent, self._episode.pinned = parent, pinned
         self.desktop, self._oom_kills = desktop, 0
         self._acted_before = acted or checkpoint.manifest.kind == "saved"
         try:
@@ -351,6 +354,8 @@ class Slot:
             children = self.host.reserve(
                 count, base=self.base, task=self.task, setup_at_reset=self.setup_at_reset, ttl_s=self.ttl_s
             )
+            for child in children:
+                child.labels = self.labels
             try:
                 checkpoint = await self._dump(kind="fork", name="")
                 parent = (self.episode, len(self.episode.results))

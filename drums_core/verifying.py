@@ -121,6 +121,7 @@ async def _score(slot: Slot, task: Task, checker: Checker, findings: dict[str, J
                 run_steps=steps,
                 scratch=scratch,
                 worker_cgroups=worker_cgroups,
+                pinned=slot.episode.pinned,
                 findings=findings,
             )
             with trio.move_on_after(limit_s) as scope:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import ast
 import difflib
-import hashlib
 import importlib
-import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +17,9 @@ from pathlib import Path
 import attrs
 
 from drums.errors import VerifierNotFound
+from drums_core.model import PluginRecord
+from drums_core.package_files import files_sha256, locate, owner_of, unmet_requirement
+from drums_core.plugin_trial import try_loading
 
 GROUP = "drums_verifier"
 
@@ -43,9 +44,9 @@ class Installed:
     file: Path | None
     place: Path
 
-    def sha256(self) -> str | None:
-        """That of the source."""
-        return hashlib.sha256(self.file.read_bytes()).hexdigest() if self.file else None
+    def sha256(self) -> str:
+        """That of the package's files."""
+        return files_sha256(self.place)
 
 
 def find(name: str) -> Installed:
@@ -60,17 +61,51 @@ def find(name: str) -> Installed:
     if not mine:
         raise _not_found(f"no installed package has the verifier {name!r}", name, {e.name for e in entries})
     if len(mine) > 1:
-        owners = " and ".join(sorted(_owner(e)[0] for e in mine))
+        owners = " and ".join(sorted(owner_of(e)[0] for e in mine))
         raise VerifierNotFound(f"the verifier {name!r} is claimed by {owners}: neither is used", verifier=name)
     (entry,) = mine
-    distribution, version = _owner(entry)
+    distribution, version = owner_of(entry)
     try:
-        file, place = _locate(entry.module)
+        if unmet := unmet_requirement(entry.dist):
+            raise LookupError(unmet)
+        file, place = locate(entry.module)
     except LookupError as e:
         raise VerifierNotFound(
             f"the verifier {name!r} of {distribution} {version} cannot be used: {e}", verifier=name
         ) from e
     return Installed(name, distribution, version, entry.module, entry.attr or "", file, place)
+
+
+def records(known: dict[tuple[str, str], str]) -> list[PluginRecord]:
+    """Every verifier with what is wrong with it. Blocks.
+
+    Args:
+        known: what loading a verifier of these files came to, by its value and hash; added to.
+    """
+    importlib.invalidate_caches()
+    entries = sorted(metadata.entry_points(group=GROUP), key=lambda e: (e.name, *owner_of(e)))
+    found: dict[int, PluginRecord] = {}
+    to_try = []
+    for index, entry in enumerate(entries):
+        record = PluginRecord(entry.name, GROUP, *owner_of(entry))
+        try:
+            verifier = find(entry.name)
+            record = attrs.evolve(record, sha256=verifier.sha256())
+            if verifier.file is not None:
+                _scope(verifier)
+        except (VerifierNotFound, OSError) as e:
+            found[index] = attrs.evolve(record, error=str(e))
+            continue
+        found[index] = record
+        if (entry.value, record.sha256) not in known:
+            to_try.append((index, entry))
+    faults = try_loading([(GROUP, entry) for _, entry in to_try], hooks={}, tell=True)
+    for (index, entry), fault in zip(to_try, faults, strict=True):
+        known[entry.value, found[index].sha256] = fault
+    for index, record in found.items():
+        if not record.error:
+            found[index] = attrs.evolve(record, error=known[entries[index].value, record.sha256])
+    return list(found.values())
 
 
 def require_function(verifier: Installed, function: str) -> None:
@@ -79,17 +114,12 @@ def require_function(verifier: Installed, function: str) -> None:
     Raises:
         VerifierNotFound: names the nearest ones that it has.
     """
-    wanted = f"the verifier {verifier.name!r} of {verifier.distribution} {verifier.version}"
+    wanted = _described(verifier)
     if not function.isidentifier() or function.startswith("_"):
         raise VerifierNotFound(f"{function!r} is no name of a verifier's function", verifier=verifier.name)
     if verifier.file is None:
         return
-    try:
-        body: Sequence[ast.stmt] | None = ast.parse(verifier.file.read_bytes()).body
-        for part in filter(None, verifier.attribute.split(".")):
-            body = None if body is None else _class_body(body, part)
-    except (OSError, ValueError, SyntaxError, LookupError) as e:
-        raise VerifierNotFound(f"{wanted} cannot be used: {e}", verifier=verifier.name) from e
+    body = _scope(verifier)
     if body is None:
         return
     functions, others, open_ended = _names(body)
@@ -97,46 +127,27 @@ def require_function(verifier: Installed, function: str) -> None:
         raise _not_found(f"{wanted} has no function {function!r}", function, functions, verifier=verifier.name)
 
 
+def _described(verifier: Installed) -> str:
+    return f"the verifier {verifier.name!r} of {verifier.distribution} {verifier.version}"
+
+
+def _scope(verifier: Installed) -> Sequence[ast.stmt] | None:
+    """The statements of its module or class, None where they cannot be told; raises `VerifierNotFound`."""
+    assert verifier.file is not None
+    try:
+        body: Sequence[ast.stmt] | None = ast.parse(verifier.file.read_bytes()).body
+        for part in filter(None, verifier.attribute.split(".")):
+            body = None if body is None else _class_body(body, part)
+    except (OSError, ValueError, SyntaxError, LookupError) as e:
+        raise VerifierNotFound(f"{_described(verifier)} cannot be used: {e}", verifier=verifier.name) from e
+    return body
+
+
 def _not_found(message: str, wanted: str, names: Iterable[str], **facts: str) -> VerifierNotFound:
     known = sorted(x for x in names if not x.startswith("_"))
     near = difflib.get_close_matches(wanted, known, n=3)
     hint = f"nearest: {', '.join(near)}" if near else f"there are {', '.join(known[:10])}" if known else ""
     return VerifierNotFound(message, hint=hint, **{"verifier": wanted, **facts}, candidates=near or known[:10])
-
-
-def _owner(entry: metadata.EntryPoint) -> tuple[str, str]:
-    # A damaged distribution may lack its metadata, and still have entry points.
-    return (entry.dist.name or "?", entry.dist.version or "") if entry.dist else ("?", "")
-
-
-def _locate(module: str) -> tuple[Path | None, Path]:
-    """A module's source, if it has one, and the place of its top-level package; imports nothing.
-
-    Raises:
-        LookupError: it is not there.
-    """
-    top, *parts = module.split(".")
-    try:
-        spec = importlib.util.find_spec(top)
-    except ValueError as e:
-        raise LookupError(f"the module {top!r} cannot be found") from e
-    if spec is None:
-        raise LookupError(f"there is no module {top!r}")
-    if not spec.submodule_search_locations:
-        if parts or not spec.origin:
-            raise LookupError(f"there is no module {module!r}")
-        place = Path(spec.origin)
-        return (place if place.suffix == ".py" else None), place
-    place = folder = Path(next(iter(spec.submodule_search_locations)))
-    for part in parts[:-1]:
-        folder /= part
-    candidates = [folder / parts[-1] / "__init__.py", folder / f"{parts[-1]}.py"] if parts else [place / "__init__.py"]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate, place
-    if parts and any(folder.glob(f"{parts[-1]}.*")):
-        return None, place  # compiled
-    raise LookupError(f"there is no module {module!r}")
 
 
 def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:

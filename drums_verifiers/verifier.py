@@ -17,13 +17,14 @@ from typing import Any
 import trio
 
 from drums.errors import CheckerError, ConfigError, DesktopError, VerifierNotFound
-from drums_core.abc import CheckContext, Checker
+from drums_core.abc import CheckContext, Checker, Pinned
 from drums_core.config import HostConfig
 from drums_core.hookspecs import RegisterChecker, hookimpl
-from drums_core.model import Json, SetupStep, Task
+from drums_core.model import Json, PluginRecord, SetupStep, Task
 from drums_verifiers import sandbox
 from drums_verifiers.grading import score_of
-from drums_verifiers.installed import Installed, find, require_function
+from drums_verifiers.installed import Installed, find, records, require_function
+from drums_verifiers.pinning import Copies, Copy
 from drums_verifiers.worker import run_worker
 
 FUNC = "drums_verifier"
@@ -37,6 +38,8 @@ class VerifierChecker:
 
     def __init__(self, config: HostConfig) -> None:
         self._config = config
+        self._copies = Copies()
+        self._loaded: dict[tuple[str, str], str] = {}
 
     def claims(self, evaluator: Mapping[str, Json]) -> bool:
         """Those that say so."""
@@ -65,19 +68,35 @@ class VerifierChecker:
         require_function(find(task.evaluator["verifier"]), task.evaluator["function"])
 
     def provenance(self, task: Task) -> Mapping[str, Json]:
-        """The verifier and the function, the package with its version, and the sha256 of its source."""
-        named = {key: task.evaluator.get(key) for key in ("verifier", "function")}
+        """The verifier and the function, the package with its version, and the sha256 of its files."""
         try:
-            verifier = find(str(named["verifier"]))
-            return {
-                **named,
-                "distribution": verifier.distribution,
-                "version": verifier.version,
-                "module": verifier.module,
-                "sha256": verifier.sha256(),
-            }
+            verifier = find(str(task.evaluator.get("verifier")))
+            return _facts(task, verifier, verifier.sha256())
         except (VerifierNotFound, OSError) as e:  # it was removed meanwhile; the reward still says what was asked for
-            return {**named, "missing": str(e)}
+            return {**_named(task), "missing": str(e)}
+
+    def pin(self, task: Task, folder: Path) -> Pinned:
+        """A copy of the package, so that the episode is scored by what was installed when it began.
+
+        What the package imports from other packages is not copied.
+
+        Raises:
+            VerifierNotFound: it is gone, or cannot be read.
+        """
+        verifier = find(str(task.evaluator.get("verifier")))
+        try:
+            copy = self._copies.of(verifier, folder)
+        except OSError as e:
+            raise VerifierNotFound(
+                f"the verifier {verifier.name!r} cannot be copied: {e}", verifier=verifier.name
+            ) from e
+        return Pinned(_facts(task, verifier, copy.sha256), copy)
+
+    def installed(self, *, anew: bool = False) -> Sequence[PluginRecord]:
+        """The verifiers that are installed, each loaded in a process of its own, once per state of its files."""
+        if anew:
+            self._loaded.clear()
+        return records(self._loaded)
 
     async def check(self, context: CheckContext) -> float:
         """The score."""
@@ -91,11 +110,16 @@ class VerifierChecker:
         if context.last_action == _GIVE_UP:
             return 0.0
         source = f"the verifier {task.evaluator['verifier']}.{task.evaluator['function']}"
-        try:
-            verifier = await trio.to_thread.run_sync(find, task.evaluator["verifier"])
-        except VerifierNotFound as e:
-            raise CheckerError(f"{source} is gone: {e.message}") from e
-        files, path = _shown(verifier)
+        if context.pinned is not None:
+            copy = context.pinned.handle
+            assert isinstance(copy, Copy)
+            verifier, files, path = copy.verifier, {copy.place.name: copy.place}, [sandbox.FILES]
+        else:
+            try:
+                verifier = await trio.to_thread.run_sync(find, task.evaluator["verifier"])
+            except VerifierNotFound as e:
+                raise CheckerError(f"{source} is gone: {e.message}") from e
+            files, path = _shown(verifier)
         request = {
             "module": verifier.module,
             "attribute": verifier.attribute,
@@ -140,6 +164,20 @@ def _postconfig(task: Task) -> Sequence[SetupStep]:
             )
         found.append(SetupStep(step["type"], parameters))
     return found
+
+
+def _named(task: Task) -> dict[str, Json]:
+    return {key: task.evaluator.get(key) for key in ("verifier", "function")}
+
+
+def _facts(task: Task, verifier: Installed, sha256: str) -> dict[str, Json]:
+    return {
+        **_named(task),
+        "distribution": verifier.distribution,
+        "version": verifier.version,
+        "module": verifier.module,
+        "sha256": sha256,
+    }
 
 
 def _document(task: Task) -> dict[str, Any]:

@@ -66,6 +66,14 @@ def events(*named: tuple[str, Any], drop: bool = False) -> Answer:
     return Answer(200, text.encode(), {"Content-Type": "text/event-stream; charset=utf-8"}, drop)
 
 
+def a_row(query: Mapping[str, str]) -> dict[str, Any]:
+    """A policy whose agent crashes its desktop in every second episode."""
+    counts = {"episodes": 4, "valid": 2, "invalid": 2, "pending": 0, "rewards": 4, "scored": 3, "checker_errors": 1}
+    rates = {"valid_rate": 0.5, "mean_score": 0.25, "checker_error_rate": 0.25, "checker_skipped": 0}
+    failures = [{"gate": "no_app_crash", "cause": "agent", "episodes": 2}]
+    return {"task": None, "label": "run-7", **counts, **rates, "failures": failures, "query": dict(query)}
+
+
 class FakeDaemon:
     """Serves on a port of its own; `asked` is everything that came."""
 
@@ -181,11 +189,16 @@ class FakeDaemon:
             case "POST", ["slots"]:
                 body = asked.json
                 slot = self._new(body.get("task") and TASK, body.get("ttl", 3600.0))
+                slot["labels"] = body.get("labels", {})
                 return self._long(asked, 201, slot)
             case "GET", ["slots"]:
                 return as_json({"slots": list(self.slots.values())})
             case "GET", [name] if name in listings:
                 return as_json({name: [{"id": "one", **asked.query}]})
+            case "GET", ["stats"]:
+                return as_json({"rows": [a_row(asked.query)]})
+            case "POST", ["plugins", "reload"]:
+                return as_json({"plugins": [{"id": "one"}]})
             case "GET", ["episodes", identity]:
                 return as_json({"id": identity, "gates": [], "rewards": []})
             case method, ["slots", identity, *operation]:

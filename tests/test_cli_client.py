@@ -20,7 +20,7 @@ import drums
 from drums.cli import cli
 from drums.errors import DrumsError
 
-COMMANDS = ("tasks", "slots", "create", "step", "verify")
+COMMANDS = ("tasks", "slots", "stats", "create", "step", "verify")
 DRUMS = str(Path(sys.executable).with_name("drums"))
 
 
@@ -88,14 +88,25 @@ def test_a_life(fake: FakeDaemon) -> None:
     assert document("slots") == {"slots": []}
 
 
+def test_stats(fake: FakeDaemon) -> None:
+    """A line per group; what made episodes invalid has its cause."""
+    header, line = (x.split("\t") for x in output("stats", "--by", "label").splitlines())
+    assert header[:4] == ["policy", "episodes", "valid", "invalid"] and line[:4] == ["run-7", "4", "2", "2"]
+    assert line[header.index("valid_rate")] == "0.500" and line[-1] == "no_app_crash (agent) 2"
+    assert document("stats")[0]["checker_errors"] == 1
+
+
 def test_create_options(fake: FakeDaemon) -> None:
     """As given; no --ttl is the host's default."""
     assert document("create", "--image", "osworld", "--checkpoint", "c", "--network", "nat", "--ttl", "unlimited")
     document("create")
+    document("create", "--label", "policy=run=7", "--label", "seed=1")
     assert [asked.json for asked in fake.of("POST /v1/slots")] == [
         {"image": "osworld", "checkpoint": "c", "network": "nat", "ttl": None},
         {"network": "none"},
+        {"network": "none", "labels": {"policy": "run=7", "seed": "1"}},
     ]
+    assert "'policy' is not NAME=TEXT" in invoke("create", "--label", "policy").stderr
     refused = invoke("create", "--ttl", "soon")
     assert refused.exit_code == 2 and "neither a number of seconds nor 'unlimited'" in refused.stderr
     assert isinstance(invoke("create", "--ttl", "nan").exception, drums.ConfigError)

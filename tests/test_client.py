@@ -130,13 +130,27 @@ def test_create_sends_what_was_given(fake: FakeDaemon, using: Callable[[Body], N
         await do(client.create())
         await do(client.create(TASK, image="osworld", checkpoint="c", ttl=None, network="nat"))
         await do(client.create(TASK, ttl=1.5))
+        await do(client.create(labels={"policy": "run-7"}))
 
     using(body)
     assert [asked.json for asked in fake.of("POST /v1/slots")] == [
         {"network": "none"},
         {"task": TASK, "image": "osworld", "checkpoint": "c", "ttl": None, "network": "nat"},
         {"task": TASK, "ttl": 1.5, "network": "none"},
+        {"network": "none", "labels": {"policy": "run-7"}},
     ]
+
+
+def test_stats_and_reload(fake: FakeDaemon, using: Callable[[Body], None]) -> None:
+    """A row per group, asked for as given."""
+
+    async def body(client: Any, do: Any) -> None:
+        assert (await do(client.stats()))[0]["query"] == {"by": "both", "label": "policy"}
+        rows = await do(client.stats("task", label="run", since=17.5))
+        assert rows[0]["query"] == {"by": "task", "label": "run", "since": "17"}
+        assert await do(client.reload_plugins()) == [{"id": "one"}]
+
+    using(body)
 
 
 def test_quarantine(fake: FakeDaemon, using: Callable[[Body], None]) -> None:

@@ -74,6 +74,11 @@ FAULTS = [
     ("drums_verifiers/a.py", "from drums_core.sys.overlay import _attach", "_attach is private to drums_core"),
     ("drums_osworld/a.py", "import drums_gates", "drums_osworld may not import drums_gates"),
     ("plugins/x/a.py", "import drums_gates", "a plugin may not import drums_gates"),
+    ("plugins/x/a.py", "from drums_verifiers import trial", "a plugin may not import drums_verifiers.trial"),
+    ("plugins/x/tests/a.py", "from drums_verifiers import worker", "a plugin may not import drums_verifiers.worker"),
+    ("drums_core/testing/a.py", "import pytest", "pytest is of no dependency"),
+    ("drums_core/testing/conformance_desktop.py", "import attrs", "a stand-alone file may not import attrs"),
+    ("drums_verifiers/verifier_job.py", "import drums_core", "a stand-alone file may not import drums_core"),
     ("plugins/x/a.py", "from drums_core.host import _Secret", "_Secret is private to drums_core"),
 ]
 CLEAN = {
@@ -85,6 +90,8 @@ CLEAN = {
     "drums_gates/a.py": "from drums_core import abc, __version__\nfrom drums_gates._report import some",
     "drums_verifiers/a.py": "from drums_core.sys.helper import Plan",
     "drums_osworld/a.py": "import requests\nfrom drums_verifiers import worker\nfrom drums_osworld import _own",
+    "drums_core/testing/pytest_plugin.py": "import pytest",
+    "plugins/x/tests/a.py": "from drums_verifiers.trial import score_state",
     "plugins/x/a.py": "import anything_at_all\nfrom drums_core import hookimpl",
 }
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import structlog.testing
+from click.testing import CliRunner
+from client_fake import TOKEN, as_json, fake_daemon
 
 from drums.errors import PluginError
+from drums_core import plugin_trial
+from drums_core.commands.plugins import plugins as plugins_command
 from drums_core.hookspecs import hookimpl
-from drums_core.plugins import PluginRecord, Plugins, build_manager
+from drums_core.model import PluginRecord
+from drums_core.plugins import Plugins, build_manager
 from drums_core.verdict import EVENT_GATES, SPECIFIED_GATES
 
 Install = Callable[..., None]
@@ -144,16 +151,91 @@ def test_two_plugins_that_register_one_name(install: Install) -> None:
 
 
 @pytest.mark.parametrize("group", ["drums.gates", "drums"])
-def test_a_clash_with_a_required_gate_stops_the_host(install: Install, group: str) -> None:
-    """Who installs a second `cgroup` gets neither, and a host that needs one refuses to start, naming both packages."""
+def test_a_clash_with_a_built_in(install: Install, group: str) -> None:
+    """Who installs a second `cgroup` is refused, with both packages named, and takes nothing away from anybody."""
     install("drums-gate-false", GATE.format(name="cgroup"), (group, "cgroup"))
     plugins = build_manager()
-    assert "cgroup" not in plugins.registry.gates
-    with pytest.raises(PluginError) as caught:
-        plugins.require_gates()
-    assert caught.value.missing == ["cgroup"]
-    assert "'cgroup'" in str(caught.value) and "drums-gate-false" in str(caught.value)
-    assert "drums (drums.gates:cgroup)" in str(caught.value)
+    record = broken(plugins)
+    assert record.distribution == "drums-gate-false" and "drums keeps its own" in record.error
+    assert "drums (drums.gates:cgroup)" in record.error and f"drums-gate-false ({group}:cgroup)" in record.error
+    factory, owner = plugins.registry.gates["cgroup"]
+    assert owner.distribution == "drums" and type(factory()).__module__ == "drums_gates.cgroup"
+
+
+DISRUPTIVE = {
+    "hangs in its hook": (GATE.format(name="planted") + "    while True: pass\n", "it was not loaded within 4 s"),
+    "floods": ("print('x' * (3 << 20))", "it printed more than 1 MiB while it was loaded"),
+    "floods the descriptor": ("import os\nwhile True: os.write(2, b'x' * 65536)", "it printed more than 1 MiB"),
+    "ends the process": ("import os\nos._exit(7)", "it ended its process with code 7 while it was loaded"),
+    "dies": ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "its process was ended by SIGSEGV"),
+}
+
+
+@pytest.mark.parametrize(("code", "error"), DISRUPTIVE.values(), ids=DISRUPTIVE)
+def test_what_would_take_the_process_along(
+    install: Install, monkeypatch: pytest.MonkeyPatch, code: str, error: str
+) -> None:
+    """Found out in a process of its own; it is listed like any other, and this process goes on with the rest."""
+    monkeypatch.setattr(plugin_trial, "LIMIT_S", 4.0)
+    install("drums-gate-planted", code, ("drums.gates", "planted"))
+    record = broken(build_manager())
+    assert error in record.error and record.distribution == "drums-gate-planted"
+
+
+def test_one_that_hangs_costs_no_other_stranger(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others of the same look are loaded."""
+    monkeypatch.setattr(plugin_trial, "LIMIT_S", 8.0)
+    install("drums-gate-hangs", "import time\ntime.sleep(3600)", ("drums.gates", "hangs"))
+    install("drums-gate-works", GATE.format(name="works"), ("drums.gates", "works"))
+    plugins = build_manager()
+    assert broken(plugins).name == "hangs" and "works" in plugins.registry.gates
+
+
+def test_what_it_prints_is_no_output_of_ours(install: Install, capfd: pytest.CaptureFixture[str]) -> None:
+    """Less than a flood is let through, and goes to the log: `drums plugins --json` prints JSON alone."""
+    install("drums-gate-chatty", "print('hello')\n" + GATE.format(name="chatty"), ("drums.gates", "chatty"))
+    with structlog.testing.capture_logs() as logs:
+        assert "chatty" in build_manager().registry.gates
+    assert capfd.readouterr().out == ""
+    assert [(x["plugin"], x["output"]) for x in logs] == [("chatty", "hello\n")]
+
+
+@pytest.mark.parametrize(
+    ("requires", "error"),
+    [
+        ("drums>=99", "it needs drums>=99, this is drums "),
+        ("drums[host]<0.1", "it needs drums<0.1, this is drums "),
+        ("drums>=0.0.1", ""),
+        ('drums>=99; python_version < "3"', ""),
+        ("something>=99", ""),
+    ],
+)
+def test_one_that_wants_another_drums(install: Install, tmp_path: Path, requires: str, error: str) -> None:
+    """It is not even imported."""
+    code = "raise AssertionError('imported')" if error else GATE.format(name="planted")
+    install("drums-gate-planted", code, ("drums.gates", "planted"))
+    [metadata] = tmp_path.rglob("METADATA")
+    metadata.write_text(metadata.read_text() + f"Requires-Dist: {requires}\n")
+    plugins = build_manager()
+    if error:
+        assert error in broken(plugins).error and not broken(plugins).trace
+    else:
+        assert "planted" in plugins.registry.gates
+
+
+def test_the_hash_is_that_of_the_files(install: Install, tmp_path: Path) -> None:
+    """Another content is another hash; compiled copies are none of it."""
+    install("drums-gate-extra", GATE.format(name="extra"), ("drums.gates", "extra"))
+
+    def sha256() -> str:
+        return next(r.sha256 for r in build_manager().records if r.name == "extra")
+
+    first = sha256()
+    assert len(first) == 64 and first == sha256()
+    [module] = tmp_path.rglob("drums_gate_extra.py")
+    module.write_text(module.read_text() + "# changed\n")
+    assert sha256() != first
+    assert all(len(r.sha256) == 64 for r in build_manager().records)
 
 
 def test_a_required_gate_that_cannot_load(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +283,33 @@ def test_embedded_plugins() -> None:
     ]
     assert "in its constructor" in plugins.records[1].trace
     assert [r.error for r in build_manager([("one", Plugin), ("one", Plugin)], ambient=False).records if r.ok] == []
+
+
+def test_the_command_lists_them(install: Install) -> None:
+    """With packages, hashes and faults; a broken one is exit code 1."""
+    install("drums-gate-broken", "1 / 0", ("drums.gates", "broken"), ("drums_verifier", "broken_too"))
+    result = CliRunner().invoke(plugins_command, ["--json"])
+    listed = {(r["group"], r["name"]): r for r in json.loads(result.stdout)["plugins"]}
+    assert result.exit_code == 1 and not listed["drums.gates", "broken"]["ok"]
+    assert "ZeroDivisionError" in listed["drums_verifier", "broken_too"]["error"]
+    assert listed["drums.gates", "cgroup"]["ok"] and len(listed["drums.gates", "cgroup"]["sha256"]) == 64
+    lines = [x.split("\t") for x in CliRunner().invoke(plugins_command).stdout.splitlines()]
+    assert lines[0] == ["group", "name", "package", "sha256", "state"]
+    assert ["drums.gates", "broken", "drums-gate-broken 1.5"] in [x[:3] for x in lines]
+
+
+def test_reloading_asks_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And lists what it then has, with the remarks."""
+    record = {"group": "drums_verifier", "name": "lab", "distribution": "x", "version": "1", "sha256": "ab" * 32}
+    reply = {"plugins": [{**record, "error": "", "trace": "", "note": "its files differ", "ok": True}]}
+    with fake_daemon() as fake:
+        monkeypatch.setenv("DRUMS_URL", fake.url)
+        monkeypatch.setenv("DRUMS_TOKEN", TOKEN)
+        fake.script("POST /v1/plugins/reload", as_json(reply))
+        result = CliRunner().invoke(plugins_command, ["reload"])
+        assert result.exit_code == 0 and len(fake.of("POST /v1/plugins/reload")) == 1
+        assert result.stdout.splitlines()[1].split("\t")[3:] == ["ab" * 6, "its files differ"]
+        assert json.loads(CliRunner().invoke(plugins_command, ["reload", "--json"]).stdout) == reply
 
 
 def test_managers_share_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,10 +14,12 @@ from requires import requires
 from test_osworld_checker import Guest, says
 
 from drums.errors import CheckerError, ConfigError, DesktopError, SetupFailed, VerifierNotFound
-from drums_core.abc import CheckContext, VerifiedDesktop
+from drums_core import plugin_trial
+from drums_core.abc import CheckContext, Pinned, VerifiedDesktop
 from drums_core.config import HostConfig
 from drums_core.model import SetupStep, Task
-from drums_verifiers import installed, verifier_job
+from drums_verifiers import desktop_view, installed
+from drums_verifiers.pinning import Copy
 from drums_verifiers.verifier import VerifierChecker
 
 needs_root = requires("root")
@@ -219,6 +222,99 @@ def test_provenance_names_the_package(lab: Path) -> None:
     assert "missing" in checker().provenance(task("gone"))
 
 
+# --- listing
+
+LOADING: dict[str, tuple[str, str]] = {
+    "good": ("def f(desktop, task): return 1", ""),
+    "imports": ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+    "exits": ("import sys; sys.exit(3)", "SystemExit: 3"),
+    "dies": ("import os; os._exit(4)", "it ended its process with code 4"),
+    "hangs": ("import time; time.sleep(3600)", "it was not loaded within 5 s"),
+    "floods": ("print('x' * (2 << 20))", "it printed more than 1 MiB"),
+    "no_python": ("def (", "cannot be used: invalid syntax"),
+}
+
+
+def test_what_cannot_be_loaded_is_listed(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each verifier with its package, hash and fault; none of them costs the others, or this process, anything."""
+    monkeypatch.setattr(plugin_trial, "LIMIT_S", 5.0)
+    for name, (code, _) in LOADING.items():
+        install(site, f"pack-{name}", {name: f"pack_{name}"}, {f"pack_{name}.py": code})
+    install(site, "other", {"good2": "pack_good:Absent", "gone": "no_such_module_of_ours"}, {})
+    for name in ("one", "two"):
+        install(site, name, {"twice": "pack_good"}, {})
+    asked = checker()
+    found = {(r.name, r.distribution): r for r in asked.installed()}
+    for name, (_, error) in LOADING.items():
+        record = found[name, f"pack-{name}"]
+        assert (error in record.error and record.ok is not bool(error)) and record.version == "1.0"
+        assert len(record.sha256) == 64 and record.group == "drums_verifier"
+    assert "there is no class 'Absent'" in found["good2", "other"].error
+    assert "no module 'no_such_module_of_ours'" in found["gone", "other"].error
+    assert all("claimed by one and two" in found["twice", x].error for x in ("one", "two"))
+    assert not any(name.startswith("pack_") for name in sys.modules)
+
+
+def test_one_is_loaded_once_per_state_of_its_files(site: Path) -> None:
+    """A second look loads what has changed; asked anew, everything."""
+    counter = site.parent / "loaded"
+    code = f"open({str(counter)!r}, 'a').write('x')\n"
+    install(site, "counts", {"counts": "counts"}, {"counts.py": code})
+    asked = checker()
+
+    def loaded(**how: Any) -> int:
+        assert [r.error for r in asked.installed(**how) if r.name == "counts"] == [""]
+        return len(counter.read_text())
+
+    assert [loaded(), loaded(), loaded(anew=True)] == [1, 1, 2]
+    (site / "counts.py").write_text(code + "# more\n")
+    assert loaded() == 3
+
+
+def test_one_that_wants_another_drums_is_refused(site: Path) -> None:
+    """At create, and in the list."""
+    install(site, "future", {"future": "future"}, {"future.py": "def f(desktop, task): return 1"})
+    [metadata] = site.glob("future-*/METADATA")
+    metadata.write_text(metadata.read_text() + "Requires-Dist: drums>=99\n")
+    with pytest.raises(VerifierNotFound, match=r"it needs drums>=99, this is drums 0\."):
+        checker().validate(task("future", "f"))
+    assert "it needs drums>=99" in next(r.error for r in checker().installed() if r.name == "future")
+
+
+def test_what_was_installed_editable_since_is_found(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder is in a path file that Python reads at its start only; code in one is not run."""
+    source = site.parent / "source"
+    (source / "fresh_editable").mkdir(parents=True)
+    (source / "fresh_editable/__init__.py").write_text("def f(desktop, task): return 1")
+    install(site, "fresh-editable", {"editable": "fresh_editable"}, {})
+    (site / "fresh.pth").write_text(f"import sys; sys.exit(3)\n{source}\n/no/such/folder\n")
+    monkeypatch.setattr("site.getsitepackages", lambda: [str(site)])
+    checker().validate(task("editable", "f"))
+    assert str(source) in sys.path and "/no/such/folder" not in sys.path
+
+
+# --- keeping what an episode began with
+
+
+def test_a_copy_of_each_state_of_a_package(lab: Path, tmp_path: Path) -> None:
+    """One for all episodes that begin with it; readable by the worker; its hash is that of what was copied."""
+    asked, kept = checker(), tmp_path / "kept"
+    first, again = asked.pin(task(), kept), asked.pin(task("lab_class", "method"), kept)
+    assert isinstance(first.handle, Copy) and isinstance(again.handle, Copy)
+    assert first.handle.place == again.handle.place and first.facts["sha256"] == checker().provenance(task())["sha256"]
+    (lab / "lab_checks/inner/checks.py").write_text(CHECKS + "\n# changed\n")
+    second = asked.pin(task(), kept)
+    assert second.facts["sha256"] != first.facts["sha256"]
+    assert {x.name for x in kept.iterdir()} == {first.facts["sha256"], second.facts["sha256"]}
+    assert (first.handle.place / "inner/checks.py").read_text() == CHECKS
+    for path in kept.rglob("*"):
+        assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644)
+    (lab / "lab_checks/inner/checks.py").write_text(CHECKS)  # as before: its time is another one, its content is not
+    assert asked.pin(task(), kept).facts["sha256"] == first.facts["sha256"]
+    with pytest.raises(VerifierNotFound):
+        asked.pin(task("gone"), kept)
+
+
 # --- running
 
 
@@ -237,10 +333,17 @@ class Bench:
         if self.fault:
             raise self.fault
 
-    async def score(self, what: Task, last_action: str | None = None) -> float:
+    async def score(self, what: Task, last_action: str | None = None, pinned: Pinned | None = None) -> float:
         guest = self.guest
         context = CheckContext(
-            what, last_action, guest.serve, guest.failures, self._run, self.scratch, findings=self.findings
+            what,
+            last_action,
+            guest.serve,
+            guest.failures,
+            self._run,
+            self.scratch,
+            pinned=pinned,
+            findings=self.findings,
         )
         return await checker().check(context)
 
@@ -321,11 +424,21 @@ async def test_order_of_an_evaluation(lab: Path, bench: Bench) -> None:
 
 
 @needs_root
+async def test_what_was_kept_is_what_scores(lab: Path, bench: Bench, tmp_path: Path) -> None:
+    """Also from within an installed package that has changed since, and once it is gone."""
+    pinned = checker().pin(task("lab_class", "method"), tmp_path / "kept")
+    shutil.rmtree(lab / "lab_checks")
+    assert await bench.score(task("lab_class", "method"), pinned=pinned) == 1.0
+    with pytest.raises(CheckerError, match="is gone"):
+        await bench.score(task("lab_class", "method"))
+
+
+@needs_root
 async def test_a_verifier_that_is_gone_is_an_error(bench: Bench) -> None:
     with pytest.raises(CheckerError, match="is gone"):
         await bench.score(task("no_such"))
 
 
 def test_the_view_is_what_the_interface_says() -> None:
-    view: VerifiedDesktop = verifier_job.Desktop(None)
+    view: VerifiedDesktop = desktop_view.Desktop(None)
     assert view.last_action is None

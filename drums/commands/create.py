@@ -19,12 +19,20 @@ def _lease(ctx: click.Context, param: click.Parameter, value: str | None) -> flo
         raise click.BadParameter(f"{value!r} is neither a number of seconds nor 'unlimited'", ctx, param) from None
 
 
+def _labels(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    for value in values:
+        if "=" not in value:
+            raise click.BadParameter(f"{value!r} is not NAME=TEXT", ctx, param)
+    return dict(value.split("=", 1) for value in values)
+
+
 @click.command()
 @click.argument("task", required=False)
 @click.option("--image", metavar="NAME", help="Image to start from; the host's default otherwise.")
 @click.option("--checkpoint", metavar="NAME", help="Saved checkpoint to start from.")
 @click.option("--ttl", callback=_lease, metavar="SECONDS", help="Seconds until it is closed, or 'unlimited'.")
 @click.option("--network", default="none", show_default=True, help="What the desktop can reach.")
+@click.option("--label", "labels", multiple=True, callback=_labels, metavar="NAME=TEXT", help="Kept with its episodes.")
 @click.option("--wait", is_flag=True, help="Wait until the episode is valid; exit code 1 when it is not.")
 @json_option("the slot")
 def create(
@@ -33,6 +41,7 @@ def create(
     checkpoint: str | None,
     ttl: float | None,
     network: str,
+    labels: dict[str, str],
     wait: bool,
     as_json: bool,
 ) -> None:
@@ -51,7 +60,7 @@ def create(
 
     with running_daemon() as client:
         lease = Default.TTL if ttl is None else None if ttl == UNLIMITED else ttl
-        env = client.create(task, image, checkpoint, lease, network)
+        env = client.create(task, image, checkpoint, lease, network, labels)
         if wait:
             try:
                 env.wait_valid()

@@ -95,7 +95,8 @@ def _faults(error: BaseException, path: str) -> Iterator[dict[str, str]]:
     elif isinstance(error, IterableValidationError):
         indexed, others = error.group_exceptions()
         for e, index in indexed:
-            yield from _faults(e, f"{path}[{index.index}]")
+            key = index.index  # a list's number, or a name in an object
+            yield from _faults(e, f"{path}.{key[:100]}" if isinstance(key, str) else f"{path}[{key}]")
         for e in others:
             yield from _faults(e, path)
     elif isinstance(error, ForbiddenExtraKeysError):

@@ -53,7 +53,9 @@ def schema_of(kind: Any, components: dict[str, Any]) -> dict[str, Any]:
     if origin is list:
         return {"type": "array", "items": schema_of(arguments[0], components)}
     if origin is dict:
-        return {"type": "object", "additionalProperties": schema_of(arguments[1], components) or True}
+        values = {"type": "object", "additionalProperties": schema_of(arguments[1], components) or True}
+        names = schema_of(arguments[0], components)
+        return values if names == {"type": "string"} else {**values, "propertyNames": names}
     if attrs.has(kind):
         if kind.__name__ not in components:
             components[kind.__name__] = {}  # a class may contain itself
@@ -71,7 +73,8 @@ def _class_schema(kind: type, components: dict[str, Any]) -> dict[str, Any]:
         if field.default is attrs.NOTHING:
             required.append(field.name)
         elif field.default is not UNSET and field.default is not None:
-            schema = {**schema, "default": field.default}
+            default = field.default.factory() if isinstance(field.default, attrs.Factory) else field.default  # type: ignore[arg-type]
+            schema = {**schema, "default": default}
         properties[field.name] = schema
     document: dict[str, Any] = {
         "type": "object",

@@ -22,6 +22,7 @@ from drums_core.host import Host
 from drums_core.journal import read_episode, read_episodes
 from drums_core.model import Json, Task
 from drums_core.slot import Slot
+from drums_core.stats import read_stats
 
 T = TypeVar("T")
 LONGEST_WAIT_S = 600.0
@@ -179,7 +180,16 @@ async def _task(call: Call) -> dict[str, Json]:
 
 
 async def _plugins(call: Call) -> dict[str, Json]:
-    return {"plugins": [{**attrs.asdict(r), "ok": r.ok} for r in call.host.plugins.records]}
+    return await _plugin_list(call, anew=False)
+
+
+async def _reload_plugins(call: Call) -> dict[str, Json]:
+    return await _plugin_list(call, anew=True)
+
+
+async def _plugin_list(call: Call, *, anew: bool) -> dict[str, Json]:
+    records = await trio.to_thread.run_sync(lambda: call.host.plugin_records(anew=anew))
+    return {"plugins": [{**attrs.asdict(r), "ok": r.ok} for r in records]}
 
 
 async def _images(call: Call) -> dict[str, Json]:
@@ -236,6 +246,16 @@ async def _episode(call: Call) -> dict[str, Json]:
         raise EpisodeNotFound(f"no episode {identity!r}", episode=identity) from e
 
 
+async def _stats(call: Call) -> dict[str, Json]:
+    await call.host.journal.flush()
+    state, query = call.host.config.state_dir, call.query
+    return {
+        "rows": await trio.to_thread.run_sync(
+            lambda: read_stats(state, by=query.by, label=query.label, since=query.since)
+        )
+    }
+
+
 async def _events(call: Call) -> EventFeed:
     return EventFeed(call.host, None)
 
@@ -254,6 +274,7 @@ async def _create(call: Call) -> Answer:
         image=body.image,
         checkpoint=body.checkpoint,
         ttl_s=body.ttl,
+        labels=body.labels,
         on_slot=lambda slot: call.following.slots.add(slot.id),
     )
 
@@ -501,7 +522,18 @@ OPERATIONS = (
     ),
     Operation("episodes", "GET", "/v1/episodes", "Episodes", _episodes, wire.EpisodeList, query=wire.EpisodesQuery),
     Operation("episode", "GET", "/v1/episodes/{episode}", "An episode", _episode, wire.EpisodeDocument),
+    Operation("stats", "GET", "/v1/stats", "How episodes came out", _stats, wire.Stats, query=wire.StatsQuery),
     Operation("plugins", "GET", "/v1/plugins", "What is installed", _plugins, wire.PluginList),
+    Operation(
+        "reload_plugins",
+        "POST",
+        "/v1/plugins/reload",
+        "Find verifiers anew",
+        _reload_plugins,
+        wire.PluginList,
+        body=wire.Nothing,
+        mutating=True,
+    ),
     Operation("images", "GET", "/v1/images", "What desktops start from", _images, wire.ImageList),
     Operation("metrics", "GET", "/metrics", "For Prometheus", _metrics, "text/plain"),
 )

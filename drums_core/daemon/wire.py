@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import attrs
 
 from drums_core.host import UNSET
+from drums_core.model import LONGEST_LABEL
 
 
 @attrs.frozen
@@ -24,6 +25,7 @@ class Bound:
 Json = Any
 Name = Annotated[str, Bound(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Reason = Annotated[str, Bound(min_length=1, max_length=2000)]
+Label = Annotated[str, Bound(min_length=1, max_length=LONGEST_LABEL)]
 Path = Annotated[str, Bound(min_length=1, max_length=4096)]
 Lease = Annotated[float, Bound(gt=0, le=10 * 365 * 86400.0)]
 Timeout = Annotated[float, Bound(gt=0, le=3600.0)]
@@ -34,13 +36,17 @@ Timeout = Annotated[float, Bound(gt=0, le=3600.0)]
 
 @attrs.frozen
 class CreateSlot:
-    """A new desktop. `ttl` is in seconds; null is unlimited, where the host allows it; absent is the host's default."""
+    """A new desktop. `ttl` is in seconds; null is unlimited, where the host allows it; absent is the host's default.
+
+    `labels`, 16 at most, are kept with its episodes and its children's: the name of the policy that acts, say.
+    """
 
     task: Annotated[str, Bound(min_length=1, max_length=200)] | None = None
     image: Name | None = None
     checkpoint: Name | None = None
     ttl: Lease | None = UNSET
     network: Literal["none"] = "none"
+    labels: dict[Name, Label] = attrs.field(factory=dict)
 
 
 @attrs.frozen
@@ -114,6 +120,15 @@ class EpisodesQuery:
     before: Annotated[str, Bound(min_length=1, max_length=64)] | None = None
 
 
+@attrs.frozen
+class StatsQuery:
+    """Groups by task, by the value of a label, or by both; `since` is in seconds since the epoch."""
+
+    by: Literal["task", "label", "both"] = "both"
+    label: Name = "policy"
+    since: Annotated[int, Bound(ge=0)] | None = None
+
+
 # --- answers
 
 
@@ -173,6 +188,7 @@ class SlotDocument:
     ttl: float | None
     expires_in: float | None
     created_at: float
+    labels: dict[str, str]
 
 
 @attrs.frozen
@@ -314,6 +330,7 @@ class EpisodeLine:
     bad_gates: list[str]
     invalid_reasons: list[str]
     causes: list[str]
+    labels: dict[str, str]
     score: float | None
 
 
@@ -375,14 +392,59 @@ class EpisodeDocument:
     bad_gates: list[str]
     invalid_reasons: list[str]
     causes: list[str]
+    labels: dict[str, str]
     gates: list[RecordedGate]
     quarantines: list[RecordedQuarantine]
     rewards: list[RecordedReward]
 
 
 @attrs.frozen
+class FailureCount:
+    """How many episodes of a group a gate failed in, for this cause."""
+
+    gate: str
+    cause: str | None
+    episodes: int
+
+
+@attrs.frozen
+class StatsRow:
+    """How the episodes of a group came out.
+
+    `task` or `label` is null where the episodes have none, or are not told apart by it. Rewards are the last ones of
+    their episodes. `valid_rate` is that of the judged episodes, `mean_score` that of the valid and scored ones,
+    `checker_error_rate` that of the episodes with a reward; each is null when there are none.
+    """
+
+    task: str | None
+    label: str | None
+    episodes: int
+    valid: int
+    invalid: int
+    pending: int
+    valid_rate: float | None
+    failures: list[FailureCount]
+    rewards: int
+    scored: int
+    mean_score: float | None
+    checker_errors: int
+    checker_error_rate: float | None
+    checker_skipped: int
+
+
+@attrs.frozen
+class Stats:
+    """A row per group, in the order of their names."""
+
+    rows: list[StatsRow]
+
+
+@attrs.frozen
 class PluginDocument:
-    """An entry point; `error` is empty when it is in use."""
+    """An entry point; `error` is empty when it is in use, `sha256` is that of its package's files.
+
+    `note` says, of one in use, that its files have changed since the daemon began.
+    """
 
     name: str
     group: str
@@ -390,6 +452,8 @@ class PluginDocument:
     version: str
     error: str
     trace: str
+    sha256: str
+    note: str
     ok: bool
 
 
