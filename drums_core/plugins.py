@@ -20,6 +20,7 @@ from drums_core import hookspecs
 from drums_core.abc import Catalogue, Checker, EventGate, Gate, Step
 from drums_core.config import HostConfig
 from drums_core.model import PluginId
+from drums_core.testing.faults.model import Fault
 from drums_core.verdict import EVENT_GATES, SPECIFIED_GATES
 
 PLUGIN_GROUPS = ("drums.gates", "drums.setup_steps", "drums")
@@ -53,6 +54,7 @@ class Registry:
     """What the plugins of a host registered, each with the plugin that did."""
 
     gates: dict[str, tuple[Callable[[], Gate | EventGate], PluginId]] = attrs.field(factory=dict)
+    faults: dict[str, tuple[Callable[[], Sequence[Fault]], PluginId]] = attrs.field(factory=dict)
     steps: dict[str, tuple[Callable[[], Step], PluginId]] = attrs.field(factory=dict)
     checkers: dict[str, tuple[Callable[[HostConfig], Checker], PluginId]] = attrs.field(factory=dict)
     catalogues: dict[str, tuple[Callable[[HostConfig], Catalogue], PluginId]] = attrs.field(factory=dict)
@@ -134,6 +136,7 @@ def build_manager(extra: Sequence[tuple[str, object]] = (), *, ambient: bool = T
 
 _KINDS = {
     "gates": "drums_register_gates",
+    "faults": "drums_register_faults",
     "steps": "drums_register_setup_steps",
     "checkers": "drums_register_checkers",
     "catalogues": "drums_register_catalogues",
