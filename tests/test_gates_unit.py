@@ -447,7 +447,9 @@ def test_causes() -> None:
     assert fails(crash.judge(died(31))).cause is Cause.INFRASTRUCTURE
     assert fails(memory.judge(OutOfMemory(2, True)), "2 kills").cause is Cause.AGENT
     assert fails(memory.judge(OutOfMemory(2, False))).cause is Cause.INFRASTRUCTURE
-    assert fails(crash.judge(WatchLost("gap")), "gap").cause is Cause.INFRASTRUCTURE
+    for gate in (crash, memory):
+        assert fails(gate.judge(WatchLost("gap")), "gap").cause is Cause.INFRASTRUCTURE
+        assert fails(gate.judge(WatchLost("gap", by_agent=True)), "gap").cause is Cause.AGENT
     for by_user in (True, False):
         finding = fails(quarantine.judge(Quarantined("broken page", by_user=by_user)), "broken page")
         assert finding.cause is Cause.INFRASTRUCTURE
