@@ -59,6 +59,17 @@ class GateSet:
         needed = [g for g in self._gates if g.name in self.required_names]
         return {g.name: (g.gate.phase, g.plugin) for g in sorted(needed, key=lambda g: order.index(g.gate.phase))}
 
+    @property
+    def recording(self) -> frozenset[str]:
+        """The gates that need evidence of a checkpoint."""
+        return frozenset(g.name for g in self._gates if not isinstance(g.gate, EventGate) and g.gate.records)
+
+    def listing(self) -> list[tuple[str, Phase, PluginId]]:
+        """Name, phase and plugin of every gate, in the order of the phases."""
+        order = list(Phase)
+        found = [(g.name, g.gate.phase, g.plugin) for g in self._gates]
+        return sorted(found, key=lambda x: order.index(x[1]))
+
     def plugin_ids(self) -> list[PluginId]:
         """Every gate's plugin."""
         return [g.plugin for g in self._gates]

@@ -89,9 +89,15 @@ async def ensure_golden(services: Services, image: Image) -> Checkpoint:
     if identity is not None:
         try:
             checkpoint = await trio.to_thread.run_sync(services.store.load, identity)
-            if checkpoint.manifest.image_digest == image.digest:
+            evidence = await trio.to_thread.run_sync(checkpoint.evidence)
+            # A gate that was installed since would fail every desktop that starts from it.
+            unknown = sorted(services.gates.recording - set(evidence))
+            if checkpoint.manifest.image_digest != image.digest:
+                problem = "it belongs to an older build of the image"
+            elif unknown:
+                problem = f"it holds no evidence of {', '.join(unknown)}"
+            else:
                 return checkpoint
-            problem = "it belongs to an older build of the image"
         except CheckpointError as e:
             problem = e.message
         _log.warning("making the golden checkpoint anew", image=image.name, reason=problem)

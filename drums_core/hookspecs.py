@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import pluggy
@@ -10,6 +10,7 @@ import pluggy
 from drums_core.abc import Catalogue, Checker, EventGate, Gate, Step
 from drums_core.config import HostConfig
 from drums_core.model import Validity
+from drums_core.testing.faults.model import Fault
 
 hookspec = pluggy.HookspecMarker("drums")
 hookimpl = pluggy.HookimplMarker("drums")
@@ -19,6 +20,12 @@ class RegisterGate(Protocol):
     """Registers a gate under its name; the factory is called once, when a host opens."""
 
     def __call__(self, name: str, factory: Callable[[], Gate | EventGate]) -> None: ...
+
+
+class RegisterFaults(Protocol):
+    """Registers the faults of a gate: the factory is called when they are to be tried (`drums gates selftest`)."""
+
+    def __call__(self, gate: str, factory: Callable[[], Sequence[Fault]]) -> None: ...
 
 
 class RegisterStep(Protocol):
@@ -42,6 +49,11 @@ class RegisterCatalogue(Protocol):
 @hookspec
 def drums_register_gates(register: RegisterGate) -> None:
     """Register gates (`drums_core.abc.Gate`, `EventGate`)."""
+
+
+@hookspec
+def drums_register_faults(register: RegisterFaults) -> None:
+    """Register the faults (`drums_core.testing.faults.Fault`) that a gate has to see."""
 
 
 @hookspec

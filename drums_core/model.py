@@ -220,9 +220,15 @@ class Quarantined:
 
 @attrs.frozen
 class WatchLost:
-    """The kernel dropped notifications, or the watcher was not there: deaths may have gone unseen."""
+    """The kernel dropped notifications, or the watcher was not there: deaths may have gone unseen.
+
+    Args:
+        reason: what was lost, in words.
+        by_agent: whether the desktop's own processes made the flood, and the agent had acted in it.
+    """
 
     reason: str
+    by_agent: bool = False
 
 
 DesktopEvent = ProcessDied | OutOfMemory | Quarantined | WatchLost

@@ -25,6 +25,7 @@ from drums_core.config import HostConfig
 from drums_core.model import PluginId, PluginRecord
 from drums_core.package_files import module_sha256, owner_of, unmet_requirement
 from drums_core.plugin_trial import try_loading
+from drums_core.testing.faults.model import Fault
 from drums_core.verdict import EVENT_GATES, SPECIFIED_GATES
 
 _log = structlog.get_logger("drums.plugins")
@@ -41,6 +42,7 @@ class Registry:
     """What the plugins of a host registered, each with the plugin that did."""
 
     gates: dict[str, tuple[Callable[[], Gate | EventGate], PluginId]] = attrs.field(factory=dict)
+    faults: dict[str, tuple[Callable[[], Sequence[Fault]], PluginId]] = attrs.field(factory=dict)
     steps: dict[str, tuple[Callable[[], Step], PluginId]] = attrs.field(factory=dict)
     checkers: dict[str, tuple[Callable[[HostConfig], Checker], PluginId]] = attrs.field(factory=dict)
     catalogues: dict[str, tuple[Callable[[HostConfig], Catalogue], PluginId]] = attrs.field(factory=dict)
@@ -145,6 +147,7 @@ def _faults(entries: Sequence[tuple[str, metadata.EntryPoint]]) -> dict[tuple[st
 
 _KINDS = {
     "gates": "drums_register_gates",
+    "faults": "drums_register_faults",
     "steps": "drums_register_setup_steps",
     "checkers": "drums_register_checkers",
     "catalogues": "drums_register_catalogues",

@@ -42,6 +42,7 @@ from drums_core.model import (
     Task,
 )
 from drums_core.setup import run_steps
+from drums_core.sys.oom import open_notifier
 from drums_core.verifying import grade
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger("drums.slot")
 SPECIAL_ACTIONS = ("WAIT", "DONE", "FAIL")
+_AFTER_OOM_S = (0.0, 0.05, 0.2, 0.5, 1.0)
 ACTION_PREAMBLE = "import pyautogui; import time; pyautogui.FAILSAFE = False; "
 
 
@@ -266,6 +268,7 @@ class Slot:
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(settle)
+                nursery.start_soon(self._watch_memory, desktop)
                 pidfd = os.pidfd_open(desktop.pid1)
                 try:
                     await trio.lowlevel.wait_readable(pidfd)
@@ -274,6 +277,19 @@ class Slot:
                 nursery.cancel_scope.cancel()
                 self._quarantine("the desktop's init ended", by_user=False)
                 self._enter(SlotState.FAILED, "the desktop's init ended")
+
+    async def _watch_memory(self, desktop: Desktop) -> None:
+        """Read the OOM counter when the kernel says that it may have changed."""
+        notifier = open_notifier(desktop.cgroup)
+        try:
+            while True:
+                await trio.lowlevel.wait_readable(notifier)
+                os.read(notifier, 4096)
+                for pause_s in _AFTER_OOM_S:  # version 1 tells of it before it has killed
+                    await trio.sleep(pause_s)
+                    self.check_oom()
+        finally:
+            os.close(notifier)
 
     async def _end_desktop(self) -> None:
         if self._watch is not None:
@@ -474,6 +490,7 @@ class Slot:
     def gates(self) -> dict[str, Json]:
         """The gate report of the current episode."""
         self.host.services.watcher.drain()
+        self.check_oom()
         return self.episode.report()
 
     async def screenshot(self) -> bytes:

@@ -54,6 +54,7 @@ _READS_AT_ONCE = 16
 _SPARE_PER_S = 100.0  # of each slot: reads of proc, ordinary ends told
 _RATE_WINDOW_NS = 2_000_000_000
 _STORM_FORKS_PER_S = 1500
+_FLOOD_FORKS = 100  # more than half of all, and more than these
 CRASH_SIGNALS = frozenset({4, 5, 6, 7, 8, 11, 31})  # ILL TRAP ABRT BUS FPE SEGV SYS
 
 # Classic BPF, struct sock_filter: code, jump if true, jump if false, operand.
@@ -106,6 +107,7 @@ class _Share:
     """What one slot uses of the watcher."""
 
     forks: int = 0  # since the rates were last looked at
+    forks_before: int = 0  # in the time before that
     rate: float = 0.0  # forks a second, as of then
     spare: float = _SPARE_PER_S
     refilled_at: int = 0
@@ -144,6 +146,8 @@ class ProcessWatcher:
     _killed: set[str] = attrs.field(factory=set)
     _shares: dict[str, _Share] = attrs.field(factory=dict)
     _rates_at: int = 0
+    _forks: int = 0  # of all processes on the host, since the rates were last looked at
+    _forks_before: int = 0  # in the time before that
 
     def open(self) -> None:
         """Subscribe; returns once the kernel has acknowledged.
@@ -215,17 +219,21 @@ class ProcessWatcher:
     def _lost(self) -> None:
         """Tell every slot: the kernel does not say whose messages it dropped."""
         slots = {known.slot for known in self._known.values()}
-        forks = {slot: share.forks or share.rate for slot, share in self._shares.items()}
+        forks = {slot: share.forks + share.forks_before for slot, share in self._shares.items()}
+        all_forks = self._forks + self._forks_before
         most = max(forks, key=lambda slot: forks[slot], default="")
-        whose = f"; most of the late forks are desktop {most}'s" if most and forks[most] else ""
-        _log.warning("process notifications dropped", slots=sorted(slots), forks=forks)
-        lost = WatchLost(f"the kernel dropped process notifications: deaths may have gone unseen{whose}")
+        whose = f"; {forks[most]} of the last {all_forks} forks on the host are desktop {most}'s" if most else ""
+        _log.warning("process notifications dropped", slots=sorted(slots), forks=forks, of=all_forks)
+        reason = f"the kernel dropped process notifications: deaths may have gone unseen{whose}"
         for slot in slots:
-            self.on_event(slot, lost)
+            # An agent must not buy an episode that does not count: the flood that it makes is its own.
+            flooded = forks.get(slot, 0) >= _FLOOD_FORKS and forks[slot] * 2 > all_forks
+            self.on_event(slot, WatchLost(reason, by_agent=flooded and self.acted(slot)))
 
     def _handle(self, data: bytes) -> int:
         what, at, one, two, three, four = _EVENT(data, _EVENT_OFFSET)
         if what == _FORK:  # parent's thread and process, child's thread and process
+            self._forks += 1
             if three != four:
                 if known := self._known.get(four):
                     known.threads.add(three)
@@ -293,8 +301,9 @@ class ProcessWatcher:
         if now - self._rates_at < _RATE_WINDOW_NS:
             return
         seconds, self._rates_at = (now - self._rates_at) * 1e-9, now
+        self._forks_before, self._forks = self._forks, 0
         for slot, share in self._shares.items():
-            share.rate, share.forks = share.forks / seconds, 0
+            share.rate, share.forks_before, share.forks = share.forks / seconds, share.forks, 0
             if share.rate > _STORM_FORKS_PER_S and not share.storms:
                 share.storms = True
                 _log.warning("a desktop forks without end", slot=slot, forks_per_s=round(share.rate))

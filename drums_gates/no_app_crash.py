@@ -1,8 +1,9 @@
 """Gate `no_app_crash`: added as failed when a process of the desktop died of a crash signal.
 
 Cause: the agent's once it has acted in the episode (a crash can be provoked, and must not buy an invalid episode
-unseen), else the infrastructure's. Signals that end a program in the ordinary way (SIGTERM, SIGKILL, SIGHUP, SIGINT,
-SIGPIPE, ...) are no crashes; the kernel's SIGKILL for want of memory is `no_oom_kill`'s.
+unseen), else the infrastructure's; of a gap in the watching, the agent's where the desktop's own forks made it. Signals
+that end a program in the ordinary way (SIGTERM, SIGKILL, SIGHUP, SIGINT, SIGPIPE, ...) are no crashes; the kernel's
+SIGKILL for want of memory is `no_oom_kill`'s.
 """
 
 from __future__ import annotations
@@ -50,7 +51,11 @@ class NoAppCrashGate:
                 cause=Cause.AGENT if event.after_action else Cause.INFRASTRUCTURE,
             )
         if isinstance(event, WatchLost):
-            return failed(f"a crash may have gone unseen: {event.reason}", observed=event.reason)
+            return failed(
+                f"a crash may have gone unseen: {event.reason}",
+                observed=event.reason,
+                cause=Cause.AGENT if event.by_agent else Cause.INFRASTRUCTURE,
+            )
         return None
 
 

@@ -27,7 +27,11 @@ class NoOomKillGate:
                 cause=Cause.AGENT if event.after_action else Cause.INFRASTRUCTURE,
             )
         if isinstance(event, WatchLost):
-            return failed(f"an out-of-memory kill may have gone unseen: {event.reason}", observed=event.reason)
+            return failed(
+                f"an out-of-memory kill may have gone unseen: {event.reason}",
+                observed=event.reason,
+                cause=Cause.AGENT if event.by_agent else Cause.INFRASTRUCTURE,
+            )
         return None
 
 

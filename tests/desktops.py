@@ -173,7 +173,7 @@ def play_on_hosts(
     """Run scenarios on hosts with configurations of their own, which are open side by side on this machine."""
     played = Played()
     began = time.monotonic()
-    witness = _Witness(interposer)
+    witness = Witness(interposer)
 
     async def one(name: str, scenario: Scenario, host: Host, limiter: trio.CapacityLimiter) -> None:
         async with limiter:
@@ -207,13 +207,13 @@ def play_on_hosts(
 
 
 @attrs.define(eq=False)
-class _Witness:
+class Witness:
     """An interposer that remembers every desktop there was, and looks for what is left of them.
 
     By name, pid and namespace, so that another host on the same machine does not matter.
     """
 
-    inner: FaultInjector | None
+    inner: FaultInjector | None = None
     names: set[str] = attrs.field(factory=set)
     namespaces: set[str] = attrs.field(factory=set)
 

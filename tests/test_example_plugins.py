@@ -8,8 +8,11 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
+from requires import requires
+from scratch import scratch_state
 
 from drums_verifiers import installed
 from drums_verifiers.scaffold import create_package
@@ -97,3 +100,33 @@ def test_a_function_is_found_in_what_pip_installed(fresh: Path, monkeypatch: pyt
     found = installed.find("example_files")
     assert (found.distribution, found.file) == ("drums-verifier-example", site / "drums_verifier_example" / "files.py")
     installed.require_function(found, "renamed_folder")
+
+
+@requires("root", "criu")
+def test_the_gate_works_where_it_is_installed(tmp_path: Path) -> None:
+    """In an environment with the package: listed, in reports (its fault is caught), and no clean restore is flagged.
+
+    The golden checkpoint was made without it, and is made anew.
+    """
+    gate = next(x for x in PLUGINS if x.name == "drums-gate-example")
+    venv = tmp_path / "venv"
+    call("venv", "--without-pip", str(venv))
+    site = next((venv / "lib").glob("python*/site-packages"))
+    call("pip", "install", "-q", "--no-deps", "--disable-pip-version-check", "--target", str(site), str(gate))
+    # What this environment has, drums among it: a fresh one of its own would take minutes to fill.
+    (site / "drums-tests.pth").write_text("import site; site.addsitedir(" + repr(sysconfig.get_path("purelib")) + ")\n")
+
+    def drums(*arguments: str) -> Any:
+        command = [str(venv / "bin/python"), "-m", "drums", *arguments, "--json"]
+        environment = {**os.environ, "DRUMS_STATE_DIR": str(config.state_dir)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(done.stdout)
+
+    with scratch_state() as config:
+        row = next(x for x in drums("gates", "ls")["gates"] if x["gate"] == "hostname")
+        assert (row["package"], row["phase"], row["faults"]) == ("drums-gate-example 0.1.0", "pre_resume", 1)
+        found = drums("gates", "selftest", "hostname", "--clean", "2")
+    assert (found["planted"], found["caught"], found["clean"], found["false_alarms"]) == (1, 1, 2, 0)
+    assert found["faults"][0]["caught_by"] == ["hostname"]
+    assert "the host name changed" in found["faults"][0]["reasons"][0]

@@ -190,6 +190,42 @@ def test_an_overflow_names_the_desktop_that_forks(watcher: ProcessWatcher, event
 
 
 @requires("root")
+def test_who_is_blamed_for_an_overflow() -> None:
+    """The agent of the desktop that made most forks, for its own loss; nobody where none acted, or others did it."""
+    seen: list[tuple[str, DesktopEvent]] = []
+    acting = {"s"}
+    watcher = ProcessWatcher(lambda slot, event: seen.append((slot, event)), acting.__contains__, lambda _: None)
+    watcher.open()
+    try:
+        with _running("/bin/sh", "-c", "read go") as quiet, _forking(watcher):
+            watcher.track("quiet", read_processes([quiet.pid]))
+            acting.add("quiet")
+            for who in ("agent", "nobody"):
+                seen.clear()
+                # Until it is by far the most on this host, whatever else runs here.
+                while _recent(watcher)[0] < 500 or _recent(watcher)[0] * 2 <= _recent(watcher)[1]:
+                    time.sleep(0.05)
+                    watcher.drain()
+                watcher._lost()
+                lost = {slot: event.by_agent for slot, event in seen if isinstance(event, WatchLost)}
+                assert lost == {"s": who == "agent", "quiet": False}
+                acting.discard("s")
+            acting.add("s")
+            watcher._forks = 1 << 20  # a stranger's on the host
+            seen.clear()
+            watcher._lost()
+            assert not any(event.by_agent for _, event in seen if isinstance(event, WatchLost))
+    finally:
+        watcher.close()
+
+
+def _recent(watcher: ProcessWatcher) -> tuple[int, int]:
+    """The late forks of desktop `s`, and those of the whole host."""
+    share = watcher._share("s")
+    return share.forks + share.forks_before, watcher._forks + watcher._forks_before
+
+
+@requires("root")
 def test_names_that_overflow_cost_nothing_else(watcher: ProcessWatcher, events: list[DesktopEvent]) -> None:
     """A process that renames itself without end loses no death, and no other task its turn."""
     code = (

@@ -115,12 +115,9 @@ class Desktop:
     """The stand-in, and its view."""
 
     def __init__(self, home: Path) -> None:
-        kinds = ("--pid", "--mount", "--net", "--ipc", "--uts")
+        kinds = ("--user", "--map-root-user", "--pid", "--mount", "--net", "--ipc", "--uts")
         argv = ["unshare", *kinds, sys.executable, "-c", HELPER, INIT, str(home), APPLICATION]
-        self.uts_fd = os.open("/proc/self/ns/uts", os.O_RDONLY)  # the host's, for a process that strays
-        self.process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=[self.uts_fd]
-        )
+        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout and self.process.stdout.readline() == "ready\n"
         self.init = next(
             pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if parent_of(pid) == self.process.pid
@@ -155,7 +152,6 @@ class Desktop:
 
     def close(self) -> None:
         os.kill(self.init, 9)
-        os.close(self.uts_fd)
         self.process.communicate()
 
 
@@ -198,12 +194,13 @@ RECORDING = [
     MountTableGate,
     NetnsGate,
     StateHashGate,
+    IsolationGate,
     AliveAfterResumeGate,
 ]
 
 
 @requires("root")
-@pytest.mark.parametrize("make", [*RECORDING, CgroupGate, IsolationGate, GuestReadyGate])
+@pytest.mark.parametrize("make", [*RECORDING, CgroupGate, GuestReadyGate])
 async def test_an_unchanged_desktop_passes(desktop: Desktop, make: Callable[[], Any]) -> None:
     """What was recorded of a desktop holds for the same desktop."""
     gate = make()
@@ -325,21 +322,27 @@ async def test_state_hash(desktop: Desktop) -> None:
 
 @requires("root")
 async def test_isolation(desktop: Desktop) -> None:
-    """A namespace shared with the host or another desktop fails, in any process of the desktop."""
+    """A namespace shared with the host or another desktop fails, and one that is new, in any process of the desktop."""
     gate = IsolationGate()
     view = desktop.view
-    for kind in ("pid", "mnt", "net", "ipc", "uts"):
+    evidence = await recorded(gate, view)
+    assert evidence == {"apart": {}}
+    for kind in ("pid", "mnt", "net", "ipc", "uts", "user"):
         others = {"b": view.others["b"], "c": {**view.others["b"], kind: view.namespaces[kind]}}
-        fails(await gate.check(desktop.changed(others=others), None), f"the {kind} namespace of desktop 'c'")
-        fails(await gate.check(desktop.changed(namespaces={**view.namespaces, kind: 1}), None), kind, "expected 1")
-    assert (await gate.check(desktop.changed(others={}), None)).ok
-    fails(await gate.check(desktop.changed(others={"c": {}}), None), "not known")
+        fails(await gate.check(desktop.changed(others=others), evidence), f"the {kind} namespace of desktop 'c'")
+        fails(await gate.check(desktop.changed(namespaces={**view.namespaces, kind: 1}), evidence), kind, "expected 1")
+    assert (await gate.check(desktop.changed(others={}), evidence)).ok
+    fails(await gate.check(desktop.changed(others={"c": {}}), evidence), "not known")
     own = namespace_inodes("self")
-    fails(await gate.check(desktop.changed(pid1=os.getpid(), namespaces=own), None), "of the host")
-    desktop.do(f"import ctypes; assert ctypes.CDLL(None).setns({desktop.uts_fd}, 0x04000000) == 0")
-    fails(await gate.check(view, None), str(desktop.application.host_pid), "uts", "the host")
+    fails(await gate.check(desktop.changed(pid1=os.getpid(), namespaces=own), evidence), "of the host")
+    desktop.do("import ctypes; assert ctypes.CDLL(None).unshare(0x04000000) == 0")  # a new UTS namespace
+    host_pid, inside = desktop.application.host_pid, desktop.application.inner_pid
+    fails(await gate.check(view, evidence), f"process {inside} inside is in another uts namespace")
+    assert (await gate.check(view, await recorded(gate, view))).ok  # it had one when it was dumped, too
+    others = {"c": {**view.others["b"], "uts": namespace_inodes(host_pid)["uts"]}}
+    fails(await gate.check(desktop.changed(others=others), evidence), f"process {host_pid} shares the uts", "'c'")
     stray = attrs.evolve(FakeCgroup(view.namespaces["pid"], view.limits), strangers=frozenset({os.getpid()}))
-    fails(await gate.check(desktop.changed(cgroup=stray), None), str(os.getpid()), "the host")
+    fails(await gate.check(desktop.changed(cgroup=stray), evidence), str(os.getpid()), "the host")
 
 
 @requires("root")
@@ -444,7 +447,9 @@ def test_causes() -> None:
     assert fails(crash.judge(died(31))).cause is Cause.INFRASTRUCTURE
     assert fails(memory.judge(OutOfMemory(2, True)), "2 kills").cause is Cause.AGENT
     assert fails(memory.judge(OutOfMemory(2, False))).cause is Cause.INFRASTRUCTURE
-    assert fails(crash.judge(WatchLost("gap")), "gap").cause is Cause.INFRASTRUCTURE
+    for gate in (crash, memory):
+        assert fails(gate.judge(WatchLost("gap")), "gap").cause is Cause.INFRASTRUCTURE
+        assert fails(gate.judge(WatchLost("gap", by_agent=True)), "gap").cause is Cause.AGENT
     for by_user in (True, False):
         finding = fails(quarantine.judge(Quarantined("broken page", by_user=by_user)), "broken page")
         assert finding.cause is Cause.INFRASTRUCTURE

@@ -20,7 +20,8 @@ from requires import requires
 from drums.errors import RestoreError
 from drums_core.host import Host
 from drums_core.slot import Slot, SlotState
-from drums_core.testing.faults import Fault, FaultInjector, fault
+from drums_core.testing.faults import Fault, FaultInjector, Point
+from drums_core.testing.faults.model import PLANT
 from drums_core.verdict import SPECIFIED_GATES
 
 pytestmark = requires("root", "criu")
@@ -102,8 +103,17 @@ print(json.dumps({
 FREE = {"shared 4096, shared", "shared 250..", "ofd 30..49"}
 
 faults = FaultInjector()
-CONFLICT = Fault("lock_conflict", (), "rebuilt", "a stranger holds what drums is about to put back", "take_posix_lock")
-WITHHELD = fault("lock_applied:posix-dropped")
+LOCKS = PLANT / "locks.py"
+CONFLICT = Fault("conflict", (), Point.REBUILT, "a stranger has what is to be put back", "take_posix_lock", LOCKS)
+WITHHELD = Fault(
+    "withheld",
+    ("lock_applied", "lock_pre_resume"),
+    Point.RESTORED,
+    "a POSIX lock is dropped",
+    "change_lock",
+    LOCKS,
+    {"kind": "POSIX", "how": "drop", "name": "shared"},
+)
 
 
 def kernel_locks(slot: Slot) -> list[str]:

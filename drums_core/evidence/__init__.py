@@ -4,3 +4,6 @@ Public, blocking and pure: each function reads and returns normalised values mad
 `ProcessIdentity`), equal between a desktop and its faithful copy. Call them in a thread. Nothing that a desktop
 can write is followed as a link, evaluated, or opened before it is known to be a regular file.
 """
+
+VERSION = 2
+"""Changes with what gates record: a checkpoint whose evidence is of another version is made anew, not failed."""

@@ -1,4 +1,4 @@
-"""The network of a desktop: links, addresses, routes, rules and nftables rule sets, over netlink.
+"""The network of a desktop: links, addresses, routes, rules, nftables rule sets (over netlink), and sysctls.
 
 Normalised to what a copy shares with its source: interfaces by name, no lifetimes, counters, statistics, handles or
 states that follow from the other end of a link. What pyroute2 cannot decode is kept as hexadecimal bytes, so that a
@@ -20,12 +20,13 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from drums_core.evidence.sysctls import read_sysctls
 from drums_core.model import Json
 from drums_core.sys import enter
 
 T = TypeVar("T")
 
-SECTIONS = ("links", "addresses", "routes", "rules", "nftables")
+SECTIONS = ("links", "addresses", "routes", "rules", "nftables", "sysctls")
 
 _IFF_STATE = 0x40 | 0x10000 | 0x20000  # RUNNING, LOWER_UP, DORMANT: follow from the other end
 _IFA_STATE = 0x02 | 0x04 | 0x08 | 0x20 | 0x40  # NODAD, OPTIMISTIC, DADFAILED, DEPRECATED, TENTATIVE
@@ -65,7 +66,8 @@ def read_network(pid: int | None = None, *, netns_fd: int | None = None) -> dict
     """The normalised network of a process's network namespace, or of the one that `netns_fd` is open on.
 
     Returns:
-        A sorted list for each of `SECTIONS`; in `nftables` the rules of a chain keep their order.
+        A sorted list for each of `SECTIONS`; in `nftables` the rules of a chain keep their order;
+        `sysctls` is a mapping.
 
     Raises:
         OSError: the namespace is gone, cannot be entered, or the kernel does not answer.
@@ -119,7 +121,7 @@ def _read() -> dict[str, Json]:
                 found["routes"] += [y for x in netlink.get_routes(family=family) if (y := _route(x, names)) is not None]
                 found["rules"] += [_plain(x, names) for x in netlink.get_rules(family=family)]
         found = {section: sorted(entries, key=_order) for section, entries in found.items()}
-        return {**found, "nftables": _nftables()}
+        return {**found, "nftables": _nftables(), "sysctls": read_sysctls()}
     except NetlinkError as e:  # no OSError in pyroute2
         raise OSError(e.code, f"netlink: {e}") from e
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from pathlib import Path
 
 import trio
 
 from drums_core.abc import DesktopView, EventGate, Gate
-from drums_core.hookspecs import RegisterGate, hookimpl
+from drums_core.hookspecs import RegisterFaults, RegisterGate, hookimpl
 from drums_core.model import Finding, Json, Phase, failed, passed
+from drums_core.testing.faults import Fault, Point
 
 
 class HostnameGate:
@@ -41,3 +44,23 @@ def _factory() -> Gate | EventGate:
 def drums_register_gates(register: RegisterGate) -> None:
     """The gate, under the name of its entry point."""
     register("hostname", _factory)
+
+
+def _faults() -> Sequence[Fault]:
+    return [
+        Fault(
+            "hostname",
+            ("hostname",),
+            Point.PRE_RESUME,
+            "the host name is another",
+            "change_hostname",
+            Path(__file__).with_name("plant.py"),
+            says=("the host name changed",),
+        )
+    ]
+
+
+@hookimpl
+def drums_register_faults(register: RegisterFaults) -> None:
+    """What shows that the gate sees something: `drums gates selftest hostname`."""
+    register("hostname", _faults)
