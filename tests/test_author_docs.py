@@ -23,7 +23,7 @@ def test_the_example_passes_its_own_test(page: str, tmp_path: Path) -> None:
     """Every file of the page, written where it says, and pytest run on them; warnings are errors."""
     text = (DOCS / page).read_text(encoding="utf-8")
     files = re.findall(r"^```python\n# file: (\w+\.py)\n(.*?)^```", text, re.M | re.S)
-    assert len(files) == len(re.findall(r"^```python", text, re.M)) == 2
+    assert len(files) == len(re.findall(r"^```python", text, re.M)) >= 2
     for name, code in files:
         (tmp_path / name).write_text(code)
     argv = [
