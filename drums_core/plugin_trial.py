@@ -1,5 +1,7 @@
 """Loading somebody's plugin in a process of its own first: one that hangs, ends its process or floods shows there.
 
+Stand-alone: it is that process's program as well.
+
 An exception is not looked for: the plugin is loaded again by who asked, and its traceback is theirs.
 """
 
@@ -21,8 +23,6 @@ LIMIT_S = 30.0
 OUTPUT_LIMIT = 1 << 20
 _AT_ONCE = 4
 _SAID_LIMIT = 500
-_START = "import json, sys; call = json.load(sys.stdin); sys.path[:] = call['path']; "
-_START += "from drums_core.plugin_trial import run; run(call)"
 
 
 def try_loading(
@@ -52,7 +52,7 @@ def _try(entry: metadata.EntryPoint, hooks: Sequence[str], limit_s: float, tell:
     done_r, done_w = os.pipe()
     with os.fdopen(done_r, "rb") as done:
         process = subprocess.Popen(
-            [sys.executable, "-c", _START],
+            [sys.executable, __file__],  # not by its name: that would load the whole runtime first
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -123,3 +123,9 @@ def run(call: dict[str, Any]) -> None:
     sys.stdout.flush()
     os.write(fd, b"1" + error.encode(errors="replace")[: _SAID_LIMIT - 1])
     os._exit(0)  # threads that it started do not hold this up
+
+
+if __name__ == "__main__":
+    call = json.load(sys.stdin)
+    sys.path[:] = call["path"]
+    run(call)

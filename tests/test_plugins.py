@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 import structlog.testing
+import trio
 from click.testing import CliRunner
 from client_fake import TOKEN, as_json, fake_daemon
+from requires import requires
 
 from drums.errors import PluginError
 from drums_core import plugin_trial
 from drums_core.commands.plugins import plugins as plugins_command
 from drums_core.hookspecs import hookimpl
+from drums_core.host import open_host
 from drums_core.model import PluginRecord
 from drums_core.plugins import Plugins, build_manager
 from drums_core.verdict import EVENT_GATES, SPECIFIED_GATES
@@ -296,6 +299,22 @@ def test_the_command_lists_them(install: Install) -> None:
     lines = [x.split("\t") for x in CliRunner().invoke(plugins_command).stdout.splitlines()]
     assert lines[0] == ["group", "name", "package", "sha256", "state"]
     assert ["drums.gates", "broken", "drums-gate-broken 1.5"] in [x[:3] for x in lines]
+
+
+@requires("root", "criu")
+def test_the_host_opens_and_logs_what_is_broken(install: Install) -> None:
+    """By name, package and reason."""
+    install("drums-gate-broken", "1 / 0", ("drums.gates", "broken"))
+
+    async def opened() -> None:
+        async with open_host():
+            pass
+
+    with structlog.testing.capture_logs() as logs:
+        trio.run(opened)
+    (line,) = [x for x in logs if x["event"] == "plugin not in use"]
+    assert (line["plugin"], line["distribution"]) == ("broken", "drums-gate-broken")
+    assert "ZeroDivisionError" in line["error"] and line["log_level"] == "error"
 
 
 def test_reloading_asks_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
