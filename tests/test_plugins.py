@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import types
 from collections.abc import Callable
@@ -192,6 +194,26 @@ def test_one_that_hangs_costs_no_other_stranger(install: Install, monkeypatch: p
     install("drums-gate-works", GATE.format(name="works"), ("drums.gates", "works"))
     plugins = build_manager()
     assert broken(plugins).name == "hangs" and "works" in plugins.registry.gates
+
+
+def test_what_it_leaves_behind_holds_nobody_up(install: Install, tmp_path: Path) -> None:
+    """A process in a session of its own that keeps every pipe open: what was loaded is loaded."""
+    pids = tmp_path / "pids"
+    code = f"""
+import os
+pid = os.posix_spawn("/bin/sleep", ["sleep", "3600"], os.environ, setsid=True)
+with open({str(pids)!r}, "a") as file:
+    file.write(f"{{pid}} ")
+"""
+    install("drums-gate-leaves", code + GATE.format(name="leaves"), ("drums.gates", "leaves"))
+    try:
+        assert "leaves" in build_manager().registry.gates
+    finally:
+        left = [int(x) for x in pids.read_text().split()]
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(left[-1], 0)  # the one of this process
+    assert len(left) == 2  # of the trial, and of the loading here
 
 
 def test_what_it_prints_is_no_output_of_ours(install: Install, capfd: pytest.CaptureFixture[str]) -> None:
