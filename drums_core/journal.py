@@ -166,7 +166,7 @@ class Journal:
             reward.score,
             int(reward.valid),
             reward.verdict.value,
-            _json(attrs.asdict(reward)),
+            _json(reward.to_dict()),
             time.time(),
             dropped=True,
         )

@@ -1,5 +1,7 @@
 """Loading somebody's plugin in a process of its own first: one that hangs, ends its process or floods shows there.
 
+Stand-alone: it is that process's program as well.
+
 An exception is not looked for: the plugin is loaded again by who asked, and its traceback is theirs.
 """
 
@@ -7,10 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import signal
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,8 +24,6 @@ LIMIT_S = 30.0
 OUTPUT_LIMIT = 1 << 20
 _AT_ONCE = 4
 _SAID_LIMIT = 500
-_START = "import json, sys; call = json.load(sys.stdin); sys.path[:] = call['path']; "
-_START += "from drums_core.plugin_trial import run; run(call)"
 
 
 def try_loading(
@@ -52,7 +53,7 @@ def _try(entry: metadata.EntryPoint, hooks: Sequence[str], limit_s: float, tell:
     done_r, done_w = os.pipe()
     with os.fdopen(done_r, "rb") as done:
         process = subprocess.Popen(
-            [sys.executable, "-c", _START],
+            [sys.executable, __file__],  # not by its name: that would load the whole runtime first
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -61,43 +62,53 @@ def _try(entry: metadata.EntryPoint, hooks: Sequence[str], limit_s: float, tell:
             start_new_session=True,
         )
         os.close(done_w)
-        late = threading.Event()
-
-        def end() -> None:
-            late.set()
-            _kill(process)
-
-        timer = threading.Timer(limit_s, end)
-        timer.start()
         try:
-            printed = _drain(process, json.dumps(call).encode())
+            printed, said = _listen(process, done.fileno(), json.dumps(call).encode(), time.monotonic() + limit_s)
         finally:
-            timer.cancel()
-            _kill(process)  # and what it started
+            late = process.poll() is None
+            _kill(process)
             code = process.wait()
-            said = done.read(_SAID_LIMIT)
     if printed > OUTPUT_LIMIT:
         return f"it printed more than {OUTPUT_LIMIT >> 20} MiB while it was loaded"
     if said:
         return said[1:].decode(errors="replace") if tell else ""
-    if late.is_set():
+    if late:
         return f"it was not loaded within {limit_s:g} s"
     if code < 0:
         return f"its process was ended by {signal.Signals(-code).name} while it was loaded"
     return f"it ended its process with code {code} while it was loaded"
 
 
-def _drain(process: subprocess.Popen[bytes], call: bytes) -> int:
-    """Hand the call over and read what is printed, to its end or beyond what is allowed."""
+def _listen(process: subprocess.Popen[bytes], done: int, call: bytes, deadline: float) -> tuple[int, bytes]:
+    """Hand the call over; how much was printed and what was said, once there is an end to it or enough of it.
+
+    Never longer than until the deadline: what the process started may hold its pipes open after it has ended.
+    """
     assert process.stdin and process.stdout
-    with process.stdin, process.stdout:
+    printed = 0
+    with process.stdin, process.stdout, selectors.DefaultSelector() as selector:
         with suppress(BrokenPipeError):  # it died; how tells more
             process.stdin.write(call)
             process.stdin.close()
-        printed = 0
-        while printed <= OUTPUT_LIMIT and (part := os.read(process.stdout.fileno(), 1 << 16)):
-            printed += len(part)
-        return printed
+        output = process.stdout.fileno()
+        for fd in (output, done):
+            selector.register(fd, selectors.EVENT_READ)
+        while (left := deadline - time.monotonic()) > 0:
+            ready = {key.fd for key, _ in selector.select(left)}
+            if output in ready:  # first: what was printed before the word counts
+                part = os.read(output, 1 << 16)
+                printed += len(part)
+                if printed > OUTPUT_LIMIT:
+                    break
+                if not part:
+                    selector.unregister(output)
+            elif done in ready:
+                said = os.read(done, _SAID_LIMIT)
+                if not said:
+                    with suppress(subprocess.TimeoutExpired):  # it is about to end
+                        process.wait(left)
+                return printed, said
+    return printed, b""
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -123,3 +134,9 @@ def run(call: dict[str, Any]) -> None:
     sys.stdout.flush()
     os.write(fd, b"1" + error.encode(errors="replace")[: _SAID_LIMIT - 1])
     os._exit(0)  # threads that it started do not hold this up
+
+
+if __name__ == "__main__":
+    call = json.load(sys.stdin)
+    sys.path[:] = call["path"]
+    run(call)

@@ -54,6 +54,7 @@ STAND_ALONE: Mapping[str, frozenset[str]] = {
     "drums_core/sys/sudo_server.py": frozenset(),
     "drums_verifiers/worker_main.py": frozenset(),
     "drums_verifiers/desktop_view.py": frozenset(),
+    "drums_core/plugin_trial.py": frozenset(),
     "drums_core/testing/conformance_desktop.py": frozenset(),
     "drums_verifiers/verifier_job.py": frozenset({"drums_verifiers"}),  # the view, which is one of these
     "drums_osworld/worker_job.py": frozenset({"desktop_env"}),  # what it is there to run

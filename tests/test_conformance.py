@@ -17,7 +17,7 @@ from desktops import Played, play
 from requires import requires
 from test_gates_unit import Desktop, FakeGuest
 
-from drums.errors import CheckerError, ConfigError, GuestError
+from drums.errors import CheckerError, ConfigError, GuestError, SetupFailed
 from drums_core.abc import DesktopView, EventGate, Step
 from drums_core.host import Host
 from drums_core.model import (
@@ -298,14 +298,35 @@ STEPS: dict[str, tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]] = {
 }
 
 
+# Those that come with the image for OSWorld's applications.
+STEPS |= {
+    "chrome_open_tabs": ([{"urls_to_open": ["https://example.org"]}], [{}, {"urls_to_open": 1}]),
+    "chrome_close_tabs": ([{"urls_to_close": ["https://example.org"]}], [{}, {"urls_to_close": [1]}]),
+    "change_wallpaper": ([{"path": "a.png"}], [{}, {"path": 1}]),
+    "update_browse_history": (
+        [{"history": [{"url": "https://example.org", "title": "x", "visit_time_from_now_in_seconds": 5}]}],
+        [{}, {"history": [{}]}],
+    ),
+    "login": ([{"settings_file": "a.json", "platform": "x"}], [{}, {"settings_file": 1, "platform": "x"}]),
+    "googledrive": ([{"settings_file": "a.json", "operation": ["delete"], "args": [{}]}], [{}, {"operation": 1}]),
+}
+ALWAYS_FAIL = {"login", "googledrive"}
+"""drums reaches no account."""
+
+
+def test_every_built_in_step_is_tried() -> None:
+    """One that is new needs a line above: what tasks give it, and what they must not."""
+    assert set(REGISTRY.steps) <= set(STEPS)
+
+
 @pytest.mark.parametrize("name", sorted(REGISTRY.steps))
 def test_the_built_in_steps(name: str, tmp_path: Path) -> None:
-    """All eight, with what tasks give and what they must not."""
+    """All of them, with what tasks give and what they must not."""
     good, bad = STEPS[name]
     context = mirrored(tmp_path) if name == "download" else lambda: FakeStepContext(openable={"/home/user/a.txt"})
     factory = REGISTRY.steps[name][0]
-    asks_nothing = name == "sleep"
-    require(trio.run(lambda: check_step(factory, good=good, bad=bad, context=context, asks_nothing=asks_nothing)))
+    special = {"asks_nothing": name == "sleep", "always_fails": name in ALWAYS_FAIL}
+    require(trio.run(lambda: check_step(factory, good=good, bad=bad, context=context, **special)))
 
 
 class GoodStep:
@@ -381,6 +402,20 @@ def test_a_good_step_passes() -> None:
 def test_a_bad_step_is_seen(step: type[Any], rule: str) -> None:
     """By the rule about it."""
     assert rule in broken(checks_of(step))
+
+
+def test_a_step_that_always_fails() -> None:
+    """It has to: one that does well is seen."""
+
+    class Refuses(GoodStep):
+        async def run(self, context: Any, parameters: object) -> None:
+            raise SetupFailed("not here", output="")
+
+    def checks(step: Callable[[], Step]) -> list[Check]:
+        return trio.run(lambda: check_step(step, good=[{"path": "a"}], bad=[{}], always_fails=True))
+
+    require(checks(Refuses))
+    assert broken(checks(GoodStep)) == {"it fails: {'path': 'a'}"}
 
 
 def test_the_fake_context_passes_the_suite_of_the_real_one() -> None:
@@ -511,7 +546,9 @@ def test_scoring_a_state() -> None:
 
 def test_the_kit_needs_no_pytest() -> None:
     """Its import brings none."""
-    code = "import sys; import drums_core.testing, drums_verifiers.trial; assert 'pytest' not in sys.modules"
+    code = (
+        "import sys; from drums_core.testing import *; import drums_verifiers.trial; assert 'pytest' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -182,9 +182,10 @@ def eventually(condition: Callable[[], bool], within_s: float = 10.0) -> bool:
 
 def test_a_life(daemon: Running) -> None:
     """Create, wait, step, verify, fork, files, reset, save, quarantine, release, close: as the contract says."""
-    with daemon.slot(task=TASK, ttl=600) as path:
+    labels = {"policy": "a life's"}
+    with daemon.slot(task=TASK, ttl=600, labels=labels) as path:
         slot = daemon.good("GET", path)
-        assert (slot["state"], slot["ttl"], slot["image"]) == ("up", 600.0, "minimal")
+        assert (slot["state"], slot["ttl"], slot["image"], slot["labels"]) == ("up", 600.0, "minimal", labels)
         assert 500 < slot["expires_in"] <= 600
         assert slot["task"].startswith(TASK) and slot["verdict"] == "pending"
         report = daemon.good("POST", f"{path}/wait", {"timeout": 20})
@@ -207,6 +208,7 @@ def test_a_life(daemon: Running) -> None:
         assert daemon.good("GET", f"{path}/accessibility")["AT"].startswith("<desktop-frame ")
         children = daemon.good("POST", f"{path}/fork", {"n": 2})["slots"]
         assert len(children) == 2 and {c["state"] for c in children} == {"up"}
+        assert [c["labels"] for c in children] == [labels] * 2
         with ThreadPoolExecutor() as pool:
             paths = [path, *(f"/v1/slots/{c['id']}" for c in children)]
             rewards = list(pool.map(lambda p: daemon.good("POST", f"{p}/verify", {}), paths))
@@ -238,6 +240,12 @@ def test_a_life(daemon: Running) -> None:
     listed = daemon.good("GET", "/v1/episodes?limit=1000")["episodes"]
     mine = [e for e in listed if e["slot"] == slot["id"]]
     assert [e["origin"] for e in mine] == ["reset", "reset", "create"] and all(e["ended_at"] for e in mine)
+    assert [e["labels"] for e in mine] == [labels] * 3
+    (row,) = [r for r in daemon.good("GET", "/v1/stats?by=label")["rows"] if r["label"] == "a life's"]
+    assert (row["episodes"], row["rewards"], row["invalid"]) == (5, 4, 1)  # three of its own, two of its children
+    assert {"gate": "not_quarantined", "cause": "infrastructure", "episodes": 1} in row["failures"]
+    pairs = daemon.good("GET", "/v1/stats?since=1")["rows"]
+    assert [r["task"] for r in pairs if r["label"] == "a life's"] == [slot["task"]]
     episode = daemon.good("GET", f"/v1/episodes/{slot['episode']}")
     assert [r["score"] for r in episode["rewards"]] == [0.0, 1.0] and episode["verdict"] == "valid"
     assert daemon.good("GET", f"/v1/episodes/{fresh['episode']}")["quarantines"][0]["reason"] == "a broken page"
@@ -257,6 +265,8 @@ def test_what_the_host_has(daemon: Running) -> None:
     assert task in tasks["tasks"] and task["instruction"] and task["evaluator"]["func"]
     plugins = {p["name"]: p for p in daemon.good("GET", "/v1/plugins")["plugins"]}
     assert plugins["state_hash"]["ok"] and plugins["osworld_checker"]["distribution"] == "drums"
+    again = {p["name"]: p for p in daemon.good("POST", "/v1/plugins/reload", {})["plugins"]}
+    assert again == plugins and len(plugins["state_hash"]["sha256"]) == 64 and plugins["state_hash"]["note"] == ""
     images = daemon.good("GET", "/v1/images")["images"]
     assert [i["name"] for i in images] == ["minimal"] and images[0]["current"]
     assert daemon.call("GET", "/openapi.json", token=None).json == json.loads(json.dumps(DOCUMENT))

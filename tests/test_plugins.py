@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import types
 from collections.abc import Callable
@@ -10,13 +12,16 @@ from pathlib import Path
 
 import pytest
 import structlog.testing
+import trio
 from click.testing import CliRunner
 from client_fake import TOKEN, as_json, fake_daemon
+from requires import requires
 
 from drums.errors import PluginError
 from drums_core import plugin_trial
 from drums_core.commands.plugins import plugins as plugins_command
 from drums_core.hookspecs import hookimpl
+from drums_core.host import open_host
 from drums_core.model import PluginRecord
 from drums_core.plugins import Plugins, build_manager
 from drums_core.verdict import EVENT_GATES, SPECIFIED_GATES
@@ -191,6 +196,26 @@ def test_one_that_hangs_costs_no_other_stranger(install: Install, monkeypatch: p
     assert broken(plugins).name == "hangs" and "works" in plugins.registry.gates
 
 
+def test_what_it_leaves_behind_holds_nobody_up(install: Install, tmp_path: Path) -> None:
+    """A process in a session of its own that keeps every pipe open: what was loaded is loaded."""
+    pids = tmp_path / "pids"
+    code = f"""
+import os
+pid = os.posix_spawn("/bin/sleep", ["sleep", "3600"], os.environ, setsid=True)
+with open({str(pids)!r}, "a") as file:
+    file.write(f"{{pid}} ")
+"""
+    install("drums-gate-leaves", code + GATE.format(name="leaves"), ("drums.gates", "leaves"))
+    try:
+        assert "leaves" in build_manager().registry.gates
+    finally:
+        left = [int(x) for x in pids.read_text().split()]
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(left[-1], 0)  # the one of this process
+    assert len(left) == 2  # of the trial, and of the loading here
+
+
 def test_what_it_prints_is_no_output_of_ours(install: Install, capfd: pytest.CaptureFixture[str]) -> None:
     """Less than a flood is let through, and goes to the log: `drums plugins --json` prints JSON alone."""
     install("drums-gate-chatty", "print('hello')\n" + GATE.format(name="chatty"), ("drums.gates", "chatty"))
@@ -296,6 +321,22 @@ def test_the_command_lists_them(install: Install) -> None:
     lines = [x.split("\t") for x in CliRunner().invoke(plugins_command).stdout.splitlines()]
     assert lines[0] == ["group", "name", "package", "sha256", "state"]
     assert ["drums.gates", "broken", "drums-gate-broken 1.5"] in [x[:3] for x in lines]
+
+
+@requires("root", "criu")
+def test_the_host_opens_and_logs_what_is_broken(install: Install) -> None:
+    """By name, package and reason."""
+    install("drums-gate-broken", "1 / 0", ("drums.gates", "broken"))
+
+    async def opened() -> None:
+        async with open_host():
+            pass
+
+    with structlog.testing.capture_logs() as logs:
+        trio.run(opened)
+    (line,) = [x for x in logs if x["event"] == "plugin not in use"]
+    assert (line["plugin"], line["distribution"]) == ("broken", "drums-gate-broken")
+    assert "ZeroDivisionError" in line["error"] and line["log_level"] == "error"
 
 
 def test_reloading_asks_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:

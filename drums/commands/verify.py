@@ -26,9 +26,7 @@ def verify(slot: str, strict: bool, as_json: bool) -> None:
     with running_daemon() as client:
         reward = client.slot(slot).verify(strict=False)
     if as_json:
-        import attrs
-
-        print_json(attrs.asdict(reward))
+        print_json(reward.to_dict())
     else:
         click.echo(f"score    {'-' if reward.score is None else reward.score}")
         click.echo(f"verdict  {reward.verdict}")

@@ -90,6 +90,7 @@ def show(episode: str, as_json: bool) -> None:
     facts = ("id", "slot", "origin", "task", "image", "checkpoint", "verdict")
     rows = [[name, str(found[name] or "-")] for name in facts]
     rows += [["started", _when(found["started_at"])], ["ended", _when(found["ended_at"])]]
+    rows += [[f"label {name}", value] for name, value in found["labels"].items()]
     rows += [["invalid", reason] for reason in found["invalid_reasons"]]
     rows += [["quarantined", q["reason"]] for q in found["quarantines"]]
     rows += [

@@ -349,7 +349,7 @@ async def _execute(call: Call) -> dict[str, Json]:
 
 async def _verify(call: Call) -> dict[str, Json]:
     reward = await call.slot().verify(strict=False)
-    return attrs.asdict(reward)
+    return reward.to_dict()
 
 
 async def _wait(call: Call) -> dict[str, Json]:

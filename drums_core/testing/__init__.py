@@ -1,6 +1,6 @@
 """What tests of drums, and of plugins for it, are made with. Importable without pytest; see `docs/plugins.md`.
 
-Names are imported when they are first used: the process that makes a fault (`plant`) has the standard library alone.
+Names are imported when they are first used: the runtime has modules of its own in here, and needs none of these.
 """
 
 from __future__ import annotations
@@ -37,30 +37,24 @@ __all__ = [
     "require",
 ]
 
-_MODULES = {
-    "Check": "conformance",
-    "Conformance": "conformance",
-    "EndState": "end_state",
-    "FakeDesktop": "fake_desktop",
-    "FakeStepContext": "fake_context",
-    "RecordingSystem": "recording",
-    "check_event_gate": "conformance_gates",
-    "check_gate": "conformance_gates",
-    "check_gate_shape": "conformance_gates",
-    "check_step": "conformance_steps",
-    "check_step_context": "conformance_steps",
-    "check_verifier": "conformance_verifiers",
-    "load_state": "end_state",
-    "load_states": "end_state",
-    "recording_system": "recording",
-    "require": "conformance",
+_PLACES = {
+    "conformance": ("Check", "Conformance", "require"),
+    "conformance_gates": ("check_event_gate", "check_gate", "check_gate_shape"),
+    "conformance_steps": ("check_step", "check_step_context"),
+    "conformance_verifiers": ("check_verifier",),
+    "end_state": ("EndState", "load_state", "load_states"),
+    "fake_context": ("FakeStepContext",),
+    "fake_desktop": ("FakeDesktop",),
+    "recording": ("RecordingSystem", "recording_system"),
 }
-
+_MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
 
 # Type checkers read the imports above; to them this would make every name one of the package's.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if name not in _MODULES:
+        if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+        value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        globals()[name] = value
+        return value

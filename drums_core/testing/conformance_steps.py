@@ -28,6 +28,7 @@ async def check_step(
     bad: Sequence[Parameters],
     context: Callable[[], FakeStepContext] = FakeStepContext,
     asks_nothing: bool = False,
+    always_fails: bool = False,
 ) -> list[Check]:
     """Every rule.
 
@@ -35,6 +36,7 @@ async def check_step(
         good: parameters that a task may give; the step can be carried out with each.
         bad: parameters that must be refused.
         context: makes a context in which `good` can be carried out.
+        always_fails: the step is there to say that it cannot be done here: carrying it out is a `SetupFailed`.
         asks_nothing: the step asks nothing of its desktop, so that a silent one does not matter to it.
     """
     checks = [checked("it has `parse`, and an async `run`", lambda: _shape(factory()))]
@@ -45,6 +47,11 @@ async def check_step(
     checks.append(checked("it refuses a parameter that it does not know", lambda: _refuses(factory, unknown)))
     for parameters in good:
         name = f"{parameters!r:.80}"
+        if always_fails:
+            checks.append(
+                await checked_async(f"it fails: {name}", _failing(factory, parameters, context, silent=False))
+            )
+            continue
         checks.append(await checked_async(f"it is carried out: {name}", _running(factory, parameters, context)))
         if not asks_nothing:
             rule = f"a desktop that does not answer fails it: {name}"
@@ -91,16 +98,16 @@ def _running(
 
 
 def _failing(
-    factory: Callable[[], Step], parameters: Parameters, context: Callable[[], FakeStepContext]
+    factory: Callable[[], Step], parameters: Parameters, context: Callable[[], FakeStepContext], *, silent: bool = True
 ) -> Callable[[], Awaitable[None]]:
     async def run() -> None:
-        step, silent = factory(), context()
-        silent.silent = True
+        step, fake = factory(), context()
+        fake.silent = silent
         try:
-            await step.run(silent, step.parse(parameters))
+            await step.run(fake, step.parse(parameters))
         except (GuestError, SetupFailed):
             return
-        raise Broken("it went on as if the desktop had answered; GuestError or SetupFailed was to be raised")
+        raise Broken("it went on as if all was well; GuestError or SetupFailed was to be raised")
 
     return run
 
