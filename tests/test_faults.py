@@ -24,8 +24,8 @@ from drums_core.selftest.trial import Trial
 from drums_core.testing.faults import FAULTS, By, Fault, Need, Point, fault
 from drums_core.verdict import EVENT_GATES, SPECIFIED_GATES
 
-AT_ONCE = 24
-CLEAN = 24
+AT_ONCE = 16
+CLEAN = 12
 TESTING = Path(drums_core.testing.__file__).parent
 
 

@@ -23,8 +23,8 @@ from drums_core.testing.faults import FAULTS, Armed, By, Fault, FaultInjector, N
 from drums_core.testing.faults.guest import TIGHT_READY_LIMIT_S
 
 AT_ONCE = 12
-_COPIES_AT_ONCE = 4
-_SPARE_SLOTS = 8  # parents, and desktops that are being closed
+_COPIES_AT_ONCE = 8
+_SPARE_SLOTS = 8 + 2 * _COPIES_AT_ONCE  # parents, copies, and desktops that are being closed
 _HANDED_OUT = (Point.UP, Point.VALID, Point.VERIFY)
 TIGHT: Mapping[str, Json] = {
     "ready_limit_s": TIGHT_READY_LIMIT_S,
@@ -132,7 +132,7 @@ async def selftest(
     Args:
         gates: whose faults; of none, all, and acts that are no faults.
         clean: how many clean restores.
-        at_once: how many desktops live at once.
+        at_once: how many desktops live at once, besides a few copies of one.
         progress: told what was done, and the part of all that is done.
         plugins: what to load, with the self-test's own checker; None is what is installed.
         also: called at each point of each desktop's life, before the faults.
@@ -211,7 +211,7 @@ class Bench:
 
     Args:
         host: the host; `injector` is its interposer, `checker` among its plugins.
-        limit: how many desktops live at once.
+        limit: how many desktops live at once, copies of the stage left out.
         tried: told of each trial.
     """
 
@@ -221,6 +221,8 @@ class Bench:
     limit: trio.CapacityLimiter
     tried: Callable[[Trial], None]
     others: list[Trial] = attrs.field(factory=list)
+    # They are made in batches: in one queue with single desktops, each batch would wait for all of those.
+    _copies_limit: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(2 * _COPIES_AT_ONCE))
 
     async def run(self, faults: Sequence[Fault]) -> None:
         """Try these faults side by side."""
@@ -263,7 +265,7 @@ class Bench:
         """On copies of a staged desktop."""
         waiting = deque(faults)
         try:
-            async with await set_the_stage(self.host) as parent, trio.open_nursery() as nursery:
+            async with await set_the_stage(self.host, application=False) as parent, trio.open_nursery() as nursery:
                 while waiting:
                     batch = [waiting.popleft() for _ in range(min(_COPIES_AT_ONCE, len(waiting)))]
                     await self._copy(parent, batch, nursery)
@@ -274,14 +276,14 @@ class Bench:
     async def _copy(self, parent: Slot, batch: Sequence[Fault], nursery: trio.Nursery) -> None:
         places = [object() for _ in batch]
         for place in places:
-            await self.limit.acquire_on_behalf_of(place)
+            await self._copies_limit.acquire_on_behalf_of(place)
         armed = [self._arm(fault, None) for fault in batch]
         try:
             children = await parent.fork(len(batch))
         except Exception as e:  # noqa: BLE001 - as above
             for place, one in zip(places, armed, strict=True):
                 one.slot = one.slot or "-"  # it is for no later copy
-                self.limit.release_on_behalf_of(place)
+                self._copies_limit.release_on_behalf_of(place)
                 self.tried(Trial(one.fault, problem=f"{type(e).__name__}: {e}"))
             return
         free = [x for x in armed if not x.slot]
@@ -297,7 +299,7 @@ class Bench:
         except Exception as e:  # noqa: BLE001 - as above
             trial = Trial(armed.fault, problem=f"{type(e).__name__}: {e}")
         finally:
-            self.limit.release_on_behalf_of(place)
+            self._copies_limit.release_on_behalf_of(place)
         self.tried(trial)
 
     def _arm(self, fault: Fault, other: Slot | None) -> Armed:

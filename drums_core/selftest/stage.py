@@ -32,8 +32,11 @@ def as_interposition(slot: Slot, point: str) -> Interposition:
     return Interposition(point, slot.id, desktop.pid1, desktop.root, tuple(desktop.cgroup.paths))
 
 
-async def set_the_stage(host: Host) -> Slot:
+async def set_the_stage(host: Host, *, application: bool = True) -> Slot:
     """Such a desktop. What it runs is the harness's, not an agent's.
+
+    Args:
+        application: whether the application is among it, which makes copies slower.
 
     Raises:
         GuestError: the program, or the application's window, did not come up.
@@ -46,6 +49,8 @@ async def set_the_stage(host: Host) -> Slot:
         await upload_as_user(slot.guest, _AT, _PROGRAM.read_bytes())
         await shell(slot, f"setsid python3 {_AT} hold </dev/null >/tmp/drums-stage.log 2>&1 &")
         await _until(slot, "test -e /tmp/drums-stage.ready", "cat /tmp/drums-stage.log")
+        if not application:
+            return slot
         await shell(slot, f"setsid {_APPLICATION} ~/stage/plain </dev/null >/tmp/drums-application.log 2>&1 &")
         await _until(slot, "wmctrl -l | grep -q plain", "cat /tmp/drums-application.log")
     except BaseException:

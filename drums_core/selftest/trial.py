@@ -169,4 +169,4 @@ async def _until_judged(slot: Slot, gates: Sequence[str]) -> None:
             done = all(lines.get(gate, "pending") != "pending" for gate in slot.episode.required)
             if done and all(lines.get(gate) == "fail" for gate in gates):
                 return
-            await trio.sleep(0.05)
+            await trio.sleep(0.25)
