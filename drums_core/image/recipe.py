@@ -21,6 +21,8 @@ class Recipe:
         suite: Debian's code name.
         packages: Debian packages, without their recommendations.
         pip_packages: pure Python distributions, pinned, installed without dependencies.
+        build_commands: command lines for a shell, run as root in the image once its files are there, without a network.
+            `/opt/drums/build` is for them alone: it is removed afterwards.
         applications: executables that tasks may rely on.
         guest_args: arguments of the guest's `init.sh`.
     """
@@ -30,6 +32,7 @@ class Recipe:
     suite: str
     packages: tuple[str, ...]
     pip_packages: tuple[str, ...] = ()
+    build_commands: tuple[str, ...] = ()
     applications: tuple[str, ...] = ()
     guest_args: tuple[str, ...] = ()
 

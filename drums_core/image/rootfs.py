@@ -27,6 +27,7 @@ from drums_core.image.recipe import Recipe
 Progress = Callable[[str, float], None]
 
 GUEST_DIR = "opt/drums/guest"
+BUILD_DIR = "opt/drums/build"
 USER_ID = 1000
 GUEST_ID = 900
 _DIST_PACKAGES = "usr/local/lib/python3.11/dist-packages"
@@ -84,6 +85,7 @@ def build_rootfs(recipe: Recipe, target_dir: Path, *, mirror: str | None, progre
         _configure(recipe, target_dir)
         progress("compiling", 0.95)
         _compile(recipe, target_dir, progress)
+        _run_build_commands(recipe, target_dir, progress)
         _clean(target_dir)
         target_dir.chmod(0o755)
     except BaseException:
@@ -299,7 +301,7 @@ def _copy_tree(source: Path, target: Path) -> None:
 
 def _compile(recipe: Recipe, root: Path, progress: Progress) -> None:
     """Compiles what was copied, and looks for the modules of actions, so that a missing one fails the build."""
-    inside = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--net", "chroot", str(root), "/usr/bin/python3"]
+    inside = [*_inside(root), "/usr/bin/python3"]
     compiler = [*inside, "-I", "-m", "compileall", "-q", "--invalidation-mode", "checked-hash"]
     folders = [f"/{name}" for name in (GUEST_DIR, _DIST_PACKAGES) if (root / name).is_dir()]
     _run([*compiler, *folders], lambda _: None, lambda: progress("compiling", 0.96))
@@ -308,6 +310,18 @@ def _compile(recipe: Recipe, root: Path, progress: Progress) -> None:
     names += ["PIL.Image"] if not names else ["PIL.ImageGrab", "Xlib.display", "tkinter"]
     check = f"import importlib.util as u, sys; sys.exit([n for n in {names!r} if u.find_spec(n) is None] or 0)"
     _run([*inside, "-c", check], lambda _: None, lambda: progress("checking", 0.97))
+
+
+def _inside(root: Path) -> list[str]:
+    """The beginning of a command that runs in the image: without a network, and gone with all that it started."""
+    return ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--net", "chroot", str(root)]
+
+
+def _run_build_commands(recipe: Recipe, root: Path, progress: Progress) -> None:
+    for line in recipe.build_commands:
+        message = f"running {line!r}"
+        _run([*_inside(root), "/bin/sh", "-ec", line], lambda _: None, lambda text=message: progress(text, 0.98))
+    shutil.rmtree(root / BUILD_DIR, ignore_errors=True)
 
 
 def _clean(root: Path) -> None:
