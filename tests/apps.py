@@ -23,7 +23,6 @@ _BASE = "https://huggingface.co/datasets/xlangai/ubuntu_osworld_file_cache/resol
 _SHEET = "libreoffice_calc/1273e544-688f-496b-8d89-3e0f40aa0606/NetIncome.xlsx"
 _LETTER = "libreoffice_writer/0e47de2a-32e0-456c-a366-8c607ef7a9d2/LibreOffice_Open_Source_Word_Processing.docx"
 _SLIDES = "libreoffice_impress/a434992a-89df-4577-925c-0c58b747f0f4/16_2.pptx"
-_PICTURE = "gimp/06ca5602-62ca-47f6-ad4f-da151cde54cc/computer.png"
 _WAIT = 'until_() { for i in $(seq 400); do eval "$1" && return 0; sleep 0.1; done; echo "never: $1"; return 1; }\n'
 # The pixels of a window as the application drew them, whatever lies over it.
 _PIXELS = """
@@ -110,6 +109,42 @@ def _launched(*command: str) -> list[SetupStep]:
     return [_step("launch", command=list(command))]
 
 
+_DRAWN = "convert -size 640x480 gradient:red-blue ~/picture.png"
+_PAPER = """python3 -c "
+import cairo, os
+surface = cairo.PDFSurface(os.path.expanduser('~/paper.pdf'), 400, 300)
+context = cairo.Context(surface)
+context.move_to(50, 50)
+context.show_text('paper')
+surface.finish()"
+"""
+_MAIL = r"""
+mkdir -p ~/.thunderbird/test
+printf '[Profile0]\nName=test\nIsRelative=1\nPath=test\nDefault=1\n[General]\nStartWithLastProfile=1\nVersion=2\n' \
+    > ~/.thunderbird/profiles.ini
+sed 's/^\([^ ]*\) \(.*\)/user_pref("mail.\1", \2);/' > ~/.thunderbird/test/prefs.js <<'END'
+accountmanager.accounts "account1,account2"
+accountmanager.defaultaccount "account1"
+accountmanager.localfoldersserver "server2"
+account.account1.identities "id1"
+account.account1.server "server1"
+account.account2.server "server2"
+identity.id1.fullName "Test"
+identity.id1.useremail "test@localhost"
+identity.id1.valid true
+identity.id1.draft_folder "mailbox://test@localhost/Drafts"
+server.server1.type "pop3"
+server.server1.hostname "localhost"
+server.server1.userName "test"
+server.server1.check_new_mail false
+server.server1.login_at_startup false
+server.server1.directory-rel "[ProfD]Mail/localhost"
+server.server2.type "none"
+server.server2.hostname "Local Folders"
+server.server2.userName "nobody"
+server.server2.directory-rel "[ProfD]Mail/Local Folders"
+END
+"""
 _HTML = "<title>A page</title><h1>Hello</h1>"
 _CDP = "curl -s http://127.0.0.1:1337/json"
 
@@ -167,12 +202,48 @@ APPS: Mapping[str, App] = {
         still=False,
     ),
     "gimp": App(
-        files={"computer.png": _PICTURE},
-        opens=_launched("gimp", "/home/user/computer.png"),
-        title="GNU Image Manipulation Program\\|– GIMP",
-        ready="wmctrl -l | grep -q computer",
-        state="test -s ~/computer.xcf && echo saved || echo unsaved",
+        prepare=_DRAWN,
+        opens=_launched("gimp", "/home/user/picture.png"),
+        title="picture.*– GIMP",
+        state="test -s ~/picture.xcf && echo saved || echo unsaved",
         react="xdotool key ctrl+s; until_ 'wmctrl -l | grep -q \"Save Image\"'; sleep 1; xdotool key Return",
+    ),
+    "thunderbird": App(
+        prepare=_MAIL,
+        opens=_launched("/usr/bin/thunderbird", "--profile", "/home/user/.thunderbird/test"),
+        title="Mozilla Thunderbird",
+        state="stat -c %s ~/.thunderbird/test/Mail/localhost/Drafts 2>/dev/null || echo none",
+        # A message, kept as a draft.
+        react="xdotool key ctrl+n; until_ 'wmctrl -lx | grep -q Msgcompose'; sleep 2; xdotool key ctrl+s",
+    ),
+    "eog": App(
+        prepare=_DRAWN,
+        opens=_opened("picture.png"),
+        title="picture.png",
+        state="sha256sum ~/picture.png",
+        # Turned, and saved so.
+        react="xdotool key ctrl+r; sleep 1; xdotool key ctrl+s; sleep 1; xdotool key Return",
+    ),
+    "evince": App(
+        prepare=_PAPER,
+        opens=_opened("paper.pdf"),
+        title="paper.pdf",
+        state="ls ~/*.pdf",
+        react="xdotool key ctrl+s; sleep 2; xdotool type --delay 30 copy.pdf; xdotool key Return",
+    ),
+    "file-roller": App(
+        prepare="echo a > ~/a; echo b > ~/b; cd ~ && zip -q two.zip a b",
+        opens=_launched("file-roller", "/home/user/two.zip"),
+        title="two.zip",
+        state="unzip -l ~/two.zip | tail -1",
+        react="xdotool key ctrl+a; sleep 0.5; xdotool key Delete; sleep 1; xdotool mousemove 490 405 click 1",
+    ),
+    "gnome-control-center": App(
+        opens=_launched("gnome-control-center", "notifications"),
+        title="Settings",
+        state="gsettings get org.gnome.desktop.notifications show-banners",
+        # Do Not Disturb, where the window opens on an empty desktop.
+        react="xdotool mousemove 1385 265 click 1",
     ),
     "nautilus": App(
         prepare="mkdir -p ~/Documents/work; echo text > ~/Documents/work/letter.txt",
