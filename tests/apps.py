@@ -120,8 +120,6 @@ surface.finish()"
 """
 _MAIL = r"""
 mkdir -p ~/.thunderbird/test
-printf '[Profile0]\nName=test\nIsRelative=1\nPath=test\nDefault=1\n[General]\nStartWithLastProfile=1\nVersion=2\n' \
-    > ~/.thunderbird/profiles.ini
 sed 's/^\([^ ]*\) \(.*\)/user_pref("mail.\1", \2);/' > ~/.thunderbird/test/prefs.js <<'END'
 accountmanager.accounts "account1,account2"
 accountmanager.defaultaccount "account1"
@@ -132,7 +130,7 @@ account.account2.server "server2"
 identity.id1.fullName "Test"
 identity.id1.useremail "test@localhost"
 identity.id1.valid true
-identity.id1.draft_folder "mailbox://test@localhost/Drafts"
+identity.id1.draft_folder "mailbox://nobody@Local%20Folders/Drafts"
 server.server1.type "pop3"
 server.server1.hostname "localhost"
 server.server1.userName "test"
@@ -212,9 +210,9 @@ APPS: Mapping[str, App] = {
         prepare=_MAIL,
         opens=_launched("/usr/bin/thunderbird", "--profile", "/home/user/.thunderbird/test"),
         title="Mozilla Thunderbird",
-        state="stat -c %s ~/.thunderbird/test/Mail/localhost/Drafts 2>/dev/null || echo none",
+        state="stat -c %s ~/.thunderbird/test/Mail/Local\\ Folders/Drafts 2>/dev/null || echo none",
         # A message, kept as a draft.
-        react="xdotool key ctrl+n; until_ 'wmctrl -lx | grep -q Msgcompose'; sleep 2; xdotool key ctrl+s",
+        react="xdotool key ctrl+n; until_ 'wmctrl -lx | grep -q Msgcompose'; sleep 2; xdotool type --delay 30 me@localhost; sleep 1; xdotool key ctrl+s",
     ),
     "eog": App(
         prepare=_DRAWN,
