@@ -91,7 +91,7 @@ class App:
         """Have it react; the state before and afterwards."""
         before = await run(slot, self.state)
         focus = f'wmctrl -i -a $(wmctrl -l | grep -- "{self.title}" | head -n 1 | cut -d" " -f1)\nsleep 0.5\n'
-        changed = f"until_ '[ \"$(state)\" != \"$was\" ]'"
+        changed = 'until_ \'[ "$(state)" != "$was" ]\''
         script = f"{_WAIT}state() {{\n{self.state}\n}}\nwas=$(state)\n{focus}{self.react}\n{changed}"
         await run(slot, script)
         return before, await run(slot, self.state)
@@ -191,7 +191,7 @@ APPS: Mapping[str, App] = {
         react="xdotool key ctrl+t",
     ),
     "vlc": App(
-        prepare="ffmpeg -loglevel error -f lavfi -i testsrc=size=640x360:rate=10:duration=600 -pix_fmt yuv420p ~/film.mp4",
+        prepare="ffmpeg -v error -f lavfi -i testsrc=size=640x360:rate=10:duration=600 -pix_fmt yuv420p ~/film.mp4",
         opens=_launched("vlc", "--no-audio", "--no-video-title-show", "/home/user/film.mp4"),
         title="film.mp4 - VLC media player",
         ready="curl -s -u :password http://127.0.0.1:8080/requests/status.xml | grep -q state.playing",
@@ -212,7 +212,8 @@ APPS: Mapping[str, App] = {
         title="Mozilla Thunderbird",
         state="stat -c %s ~/.thunderbird/test/Mail/Local\\ Folders/Drafts 2>/dev/null || echo none",
         # A message, kept as a draft.
-        react="xdotool key ctrl+n; until_ 'wmctrl -lx | grep -q Msgcompose'; sleep 2; xdotool type --delay 30 me@localhost; sleep 1; xdotool key ctrl+s",
+        react="xdotool key ctrl+n; until_ 'wmctrl -lx | grep -q Msgcompose'; sleep 2\n"
+        "xdotool type --delay 30 me@localhost; sleep 1; xdotool key ctrl+s",
     ),
     "eog": App(
         prepare=_DRAWN,

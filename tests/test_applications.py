@@ -1,4 +1,4 @@
-"""Every application of the `osworld` image, a document open: checkpoint, restore, four forks side by side, a chain of three.
+"""Every application of the `osworld` image with a document open: a checkpoint, four forks at once, a chain of three.
 
 All gates pass, the window's pixels are the same, and it still reacts; its parent does not react with it.
 """
@@ -6,7 +6,6 @@ All gates pass, the window's pixels are the same, and it still reacts; its paren
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import attrs
 import pytest
@@ -77,17 +76,10 @@ def played(request: pytest.FixtureRequest) -> Played:
     if not (OSWORLD / "file_cache").is_dir():
         pytest.skip(f"needs OSWorld's files at {str(OSWORLD)!r}")
     # Those that were selected, and no others.
-    names = {item.callspec.params["name"] for item in request.session.items if _is_of_an_application(item)}
+    here = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
+    names = {item.callspec.params.get("name") for item in here if hasattr(item, "callspec")}
     scenarios = {name: survives(app) for name, app in APPS.items() if name in names}
     return play(scenarios, at_once=AT_ONCE, file_mirror=OSWORLD / "file_cache")
-
-
-def _is_of_an_application(item: Any) -> bool:
-    return item.path.name == "test_applications.py" and "name" in getattr(item, "callspec", _NoCall).params
-
-
-class _NoCall:
-    params: Mapping[str, str] = {}
 
 
 @pytest.mark.parametrize("name", APPS)

@@ -7,7 +7,6 @@ export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/ga
 export HOME=/home/user USER=user LOGNAME=user SHELL=/bin/bash
 export DISPLAY=:0 XDG_RUNTIME_DIR=/run/user/1000 DBUS_SESSION_BUS_ADDRESS=unix:path=/run/user/1000/bus
 export XDG_SESSION_TYPE=x11
-export GTK_MODULES=gail:atk-bridge NO_AT_BRIDGE=0 LIBGL_ALWAYS_SOFTWARE=1
 # What programs of this image find besides; guest/identity.py reads it too.
 set -a
 . /opt/drums/environment

@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import select
+import shlex
 import shutil
 import signal
 import stat
@@ -86,6 +87,7 @@ def build_rootfs(recipe: Recipe, target_dir: Path, *, mirror: str | None, progre
         progress("compiling", 0.95)
         _compile(recipe, target_dir, progress)
         _run_build_commands(recipe, target_dir, progress)
+        _check_applications(recipe, target_dir, progress)
         _clean(target_dir)
         target_dir.chmod(0o755)
     except BaseException:
@@ -319,9 +321,22 @@ def _inside(root: Path) -> list[str]:
 
 def _run_build_commands(recipe: Recipe, root: Path, progress: Progress) -> None:
     for line in recipe.build_commands:
-        message = f"running {line!r}"
-        _run([*_inside(root), "/bin/sh", "-ec", line], lambda _: None, lambda text=message: progress(text, 0.98))
+        _run_inside(root, line, f"running {line!r}", progress)
     shutil.rmtree(root / BUILD_DIR, ignore_errors=True)
+
+
+def _check_applications(recipe: Recipe, root: Path, progress: Progress) -> None:
+    """What the recipe promises to tasks is there, or there is no image."""
+    look = 'command -v -- "$x" >/dev/null || { echo "$x: no such program in the image" >&2; exit 1; }'
+    search = (
+        f"PATH=/usr/local/bin:/usr/bin:/bin:/usr/games; for x in {shlex.join(recipe.applications)}; do {look}; done"
+    )
+    _run_inside(root, search, "looking for the applications", progress)
+
+
+def _run_inside(root: Path, line: str, message: str, progress: Progress) -> None:
+    """Runs a line for a shell in the image."""
+    _run([*_inside(root), "/bin/sh", "-ec", line], lambda _: None, lambda: progress(message, 0.98))
 
 
 def _clean(root: Path) -> None:

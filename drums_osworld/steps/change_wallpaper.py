@@ -1,4 +1,7 @@
-"""The `change_wallpaper` step: show a picture of the desktop's as its wallpaper. What fails is noted, as OSWorld logs it."""
+"""The `change_wallpaper` step: show a picture of the desktop's as its wallpaper.
+
+What fails is noted, as OSWorld logs it.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ with sqlite3.connect(history, timeout=20) as database:
         # The browser counts microseconds from 1601.
         when = int((time.time() - visit["visit_time_from_now_in_seconds"] + 11644473600) * 1000000)
         row = database.execute(
-            "INSERT INTO urls (url, title, visit_count, typed_count, last_visit_time, hidden) VALUES (?, ?, 1, 0, ?, 0)",
+            "INSERT INTO urls (url, title, visit_count, typed_count, last_visit_time, hidden) "
+            "VALUES (?, ?, 1, 0, ?, 0)",
             (visit["url"], visit["title"], when),
         )
         database.execute(
@@ -73,7 +74,9 @@ class UpdateBrowseHistory:
         visits = json.dumps([attrs.asdict(visit) for visit in parameters.history])
         result = await context.execute(["/usr/bin/python3", "-c", _SCRIPT, visits], timeout_s=_LIMIT_S)
         if result.returncode != 0:
-            raise SetupFailed(f"the history was not written: {result.error.strip()[-300:]}", output=result.error[-2000:])
+            raise SetupFailed(
+                f"the history was not written: {result.error.strip()[-300:]}", output=result.error[-2000:]
+            )
 
 
 def _factory() -> Step:
