@@ -39,6 +39,7 @@ from drums_core.events import EventBus, HostEvent
 from drums_core.evidence.processes import is_running, read_processes
 from drums_core.gating import GateSet
 from drums_core.golden import ensure_golden
+from drums_core.image.recipe import known_recipes, load_recipe
 from drums_core.image.store import Image, ImageStore
 from drums_core.journal import ALIVE, Journal, JournalError, open_journal
 from drums_core.leftovers import (
@@ -120,6 +121,32 @@ class Host:
         _, checker, _ = checker_for(self.checkers, task)
         checker.validate(task)
 
+    def _check_image(self, task: Task, image: str) -> None:
+        """Refuse a task that cannot be done in desktops of this image.
+
+        Raises:
+            ImageUnsuitable: it lacks an application (`.missing`), or the task is about the live web.
+        """
+        if image in known_recipes():  # one that an operator made is known to have what he put in it
+            missing = sorted({*task.applications} - {*load_recipe(image).applications})
+            if missing:
+                suitable = [x for x in known_recipes() if {*task.applications} <= {*load_recipe(x).applications}]
+                raise ImageUnsuitable(
+                    f"task {task.id!r} needs {', '.join(missing)}, which image {image!r} lacks",
+                    hint=f"images that have it: {', '.join(suitable) or 'none that ships with drums'}",
+                    image=image,
+                    task=task.id,
+                    missing=missing,
+                    suitable=suitable,
+                )
+        if task.needs_web:
+            raise ImageUnsuitable(
+                f"task {task.id!r} is about live web pages, and desktops of image {image!r} have no network",
+                image=image,
+                task=task.id,
+                missing=["network"],
+            )
+
     # --- desktops
 
     async def create(
@@ -141,8 +168,8 @@ class Host:
             on_slot: told of the slot as soon as there is one, before its desktop; its events can be followed.
 
         Raises:
-            TaskNotFound, TaskUnsupported, VerifierNotFound, ConfigError, ImageNotFound, CheckpointError: refused,
-                nothing starts.
+            TaskNotFound, TaskUnsupported, ImageUnsuitable, VerifierNotFound, ConfigError, ImageNotFound,
+            CheckpointError: refused, nothing starts.
             CapacityExhausted: as many desktops as the host may have.
             SetupFailed, RestoreError, GuestError: nothing is left.
 
@@ -156,9 +183,13 @@ class Host:
         resolved = self.task(task) if isinstance(task, str) else task
         if resolved is not None:
             self._check_task(resolved)
+            if checkpoint is None:
+                self._check_image(resolved, image or self.config.image)
         if len(self.slots) >= self.config.max_slots:
             self.reserve(1, base=None, task=None, setup_at_reset=False, ttl_s=None)  # refuses
         base = await self._base(image, checkpoint)
+        if resolved is not None and checkpoint is not None:
+            self._check_image(resolved, base.manifest.image)
         own_setup = resolved is not None
         if resolved is None and checkpoint is not None:
             resolved = base.task()

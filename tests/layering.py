@@ -58,10 +58,10 @@ STAND_ALONE: Mapping[str, frozenset[str]] = {
 }
 """Started by path or by source where nothing else of drums can be imported: the standard library and these alone."""
 
-GUEST = "drums_core/guest/"
+GUEST = ("drums_core/guest/", "drums_core/image/recipes/")
 GUEST_MAY = frozenset({"guest", "PIL", "Xlib", "gi", "pyautogui", "mouseinfo"})
-"""The guest server runs on the image's interpreter, which has these (mouseinfo is pyautogui's); `guest` is its own name
-there."""
+"""The guest server, and what runs as an image is built, use the image's interpreter, which has these (mouseinfo is
+pyautogui's); `guest` is the server's own name there."""
 
 
 @attrs.frozen
