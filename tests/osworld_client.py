@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from drums_osworld.symbols import locate
-from drums_osworld.worker_job import StandInFinder, give_packages
+from drums_osworld.worker_job import StandInFinder, _phase, give_packages
 
 
 def main() -> None:
@@ -20,9 +20,11 @@ def main() -> None:
     port, folder = int(sys.argv[1]), Path(sys.argv[2])
     give_packages(str(locate(None)[0]))
     sys.meta_path.append(StandInFinder())
+    _phase["importing"] = True
     from desktop_env.controllers.python import PythonController
     from desktop_env.controllers.setup import SetupController
 
+    _phase["importing"] = False
     control: Any = PythonController("127.0.0.1", port)
     control.retry_times, control.retry_interval = 2, 0.5
     setup: Any = SetupController("127.0.0.1", port, cache_dir=str(folder), client_password="password")

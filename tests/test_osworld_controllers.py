@@ -103,7 +103,7 @@ def test_osworlds_controllers_drive_a_desktop(played: Played) -> None:
 def test_steps_about_tabs(played: Played) -> None:
     """Opened and closed; what was not there is noted. The first, empty tab is closed."""
     found = played["tabs"]
-    assert [x for x in found["pages"] if x] == ["Page one", "Page three", "none.html"]
+    assert [x for x in found["pages"] if x] == ["file:///home/user/none.html", "Page one", "Page three"]
     assert found["visits"] == "https://a.example/|A|1\n"
     assert [x.partition(":")[0] for x in found["notes"]] == ["chrome_open_tabs", "chrome_close_tabs"]
     assert "ERR_FILE_NOT_FOUND" in found["notes"][0] and "no tab shows" in found["notes"][1]
