@@ -136,11 +136,8 @@ class Routes:
         result = self._run_slow("exec", argv=_argv(document), timeout_s=_COMMAND_TIMEOUT_S)
         while not self._verified(wanted):
             if time.monotonic() - began > limit_s:
-                raise HttpError(
-                    500,
-                    f"Verification failed after {limit_s:g} seconds",
-                    **_outcome(result) | {"status": "verification_failed"},
-                )
+                failed = {"status": "verification_failed", "message": f"not verified after {limit_s:g} seconds"}
+                return json_reply(failed | _outcome(result), status=500)
             time.sleep(min(pause_s, limit_s))
         waited = {"verification": "passed" if wanted else "not required", "wait_time": time.monotonic() - began}
         return json_reply({"status": "success", **_outcome(result), **waited})
