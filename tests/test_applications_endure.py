@@ -46,7 +46,7 @@ async def lives_long(host: Host) -> Any:
 
 
 def drop_handles(slot: Slot) -> int:
-    """Have the kernel drop what it can; how many watches of a desktop have no file handle any more, as CRIU needs it."""
+    """Have the kernel drop what it can; how many watches of a desktop are left without a file handle, as CRIU needs."""
     assert slot.desktop is not None
     Path("/proc/sys/vm/drop_caches").write_text("2")
     lines = []

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
+from importlib import metadata
+from typing import Any
 
 import click
 
 import drums
 from drums.commands.output import json_option, one_line, print_json, print_table
 
+_MORE = "drums.commands.tasks"
 
-@click.command()
+
+class _Tasks(click.Command):
+    """`drums tasks`, with the host's subcommands: found by entry point, as the client needs none of them."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> click.Context:
+        """The context of a subcommand where the first argument is one: no task's id is that short."""
+        for entry in metadata.entry_points(group=_MORE):
+            if args[:1] == [entry.name]:
+                try:
+                    command: click.Command = entry.load()
+                except ImportError as e:
+                    raise click.ClickException(f"{entry.name!r} needs more than the client: {e}") from e
+                return command.make_context(f"{info_name} {entry.name}", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@click.command(cls=_Tasks)
 @click.argument("task", required=False)
 @click.option("--domain", metavar="NAME", help="Only the tasks of this domain.")
 @click.option("--unsupported", is_flag=True, help="Only the tasks that this host cannot run, with the reason.")
@@ -24,6 +43,7 @@ def tasks(task: str | None, domain: str | None, unsupported: bool, as_json: bool
     drums tasks --domain os
     drums tasks e0df059f
     drums tasks --unsupported
+    drums tasks fetch --help    bring the files that tasks name onto this host
     drums tasks --json | jq '.tasks[] | select(.supported) | .id'
 
     Where no daemon answers and this is root on a worker host, one is started for the answer.
