@@ -39,7 +39,7 @@ from drums_core.events import EventBus, HostEvent
 from drums_core.evidence.processes import is_running, read_processes
 from drums_core.gating import GateSet
 from drums_core.golden import ensure_golden
-from drums_core.image.recipe import known_recipes, load_recipe
+from drums_core.image.recipe import known_recipes, load_recipe, recipes_with
 from drums_core.image.store import Image, ImageStore
 from drums_core.journal import ALIVE, Journal, JournalError, open_journal
 from drums_core.leftovers import (
@@ -130,7 +130,7 @@ class Host:
         if image in known_recipes():  # one that an operator made is known to have what he put in it
             missing = sorted({*task.applications} - {*load_recipe(image).applications})
             if missing:
-                suitable = [x for x in known_recipes() if {*task.applications} <= {*load_recipe(x).applications}]
+                suitable = recipes_with(task.applications)
                 raise ImageUnsuitable(
                     f"task {task.id!r} needs {', '.join(missing)}, which image {image!r} lacks",
                     hint=f"images that have it: {', '.join(suitable) or 'none that ships with drums'}",

@@ -32,9 +32,10 @@ class _Tasks(click.Command):
 @click.command(cls=_Tasks)
 @click.argument("task", required=False)
 @click.option("--domain", metavar="NAME", help="Only the tasks of this domain.")
+@click.option("--image", metavar="NAME", help="Only the tasks that run in desktops of this image.")
 @click.option("--unsupported", is_flag=True, help="Only the tasks that this host cannot run, with the reason.")
 @json_option("the tasks")
-def tasks(task: str | None, domain: str | None, unsupported: bool, as_json: bool) -> None:
+def tasks(task: str | None, domain: str | None, image: str | None, unsupported: bool, as_json: bool) -> None:
     """List the tasks that the host serves, or show one.
 
     TASK is a task's id, or 8 or more characters of it.
@@ -42,6 +43,7 @@ def tasks(task: str | None, domain: str | None, unsupported: bool, as_json: bool
     \b
     drums tasks --domain os
     drums tasks e0df059f
+    drums tasks --image osworld
     drums tasks --unsupported
     drums tasks fetch --help    bring the files that tasks name onto this host
     drums tasks --json | jq '.tasks[] | select(.supported) | .id'
@@ -55,7 +57,9 @@ def tasks(task: str | None, domain: str | None, unsupported: bool, as_json: bool
         found = [
             t
             for t in client.tasks()
-            if (domain is None or t["domain"] == domain) and not (unsupported and t["supported"])
+            if (domain is None or t["domain"] == domain)
+            and (image is None or (image in t["images"] and t["supported"]))
+            and not (unsupported and t["supported"])
         ]
         broken = client.broken_tasks()
     if as_json:
@@ -74,6 +78,10 @@ def _about(task: dict[str, object], unsupported: bool) -> str:
     return str(task["unsupported_reason"] if unsupported else task["instruction"])
 
 
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
 def _show(task: dict[str, object], as_json: bool) -> None:
     if as_json:
         print_json(task)
@@ -85,6 +93,9 @@ def _show(task: dict[str, object], as_json: bool) -> None:
         "domain": task["domain"],
         "instruction": task["instruction"],
         "supported": "yes" if task["supported"] else f"no: {task['unsupported_reason']}",
+        "needs": ", ".join(map(str, _list(task["applications"]))) or "no application",
+        "images": ", ".join(map(str, _list(task["images"])))
+        or "none: it is about live web pages, or lacks its application",
         "checker": func if isinstance(func, str) else ", ".join(map(str, func or ())),
         "source": task["source"],
         "sha256": task["sha256"],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import tomllib
+from collections.abc import Iterable
 from importlib import resources
 
 import attrs
@@ -43,6 +45,13 @@ def known_recipes() -> tuple[str, ...]:
     return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
 
 
+def recipes_with(applications: Iterable[str]) -> list[str]:
+    """The names of the recipes whose images have all these executables, sorted."""
+    wanted = {*applications}
+    return [name for name in known_recipes() if wanted <= {*load_recipe(name).applications}]
+
+
+@functools.cache
 def load_recipe(name: str) -> Recipe:
     """The recipe of this name.
 
