@@ -69,14 +69,24 @@ class HostConfig:
     max_connections: int = attrs.field(default=256, validator=attrs.validators.ge(1))
 
     def mirror(self) -> Path | None:
-        """The folder with the files that tasks download: `file_mirror`, or `file_cache` of the checkout if it is there.
+        """The folder with the files that tasks download.
 
-        A file's path in it is the part of its URL behind `/resolve/main/`.
+        That is `file_mirror`; else what `drums tasks fetch` has fetched; else `file_cache` of the checkout. A file's
+        path in it is the part of its URL behind `/resolve/main/`.
         """
-        if self.file_mirror is not None or self.osworld is None:
+        if self.file_mirror is not None:
             return self.file_mirror
-        beside = self.osworld / "file_cache"
-        return beside if beside.is_dir() else None
+        return self.files if (self.files / "manifest.json").is_file() else self.checkout_files()
+
+    @property
+    def files(self) -> Path:
+        """Where `drums tasks fetch` puts files."""
+        return self.state_dir / "files"
+
+    def checkout_files(self) -> Path | None:
+        """The folder `file_cache` of the OSWorld checkout, if it is there."""
+        beside = None if self.osworld is None else self.osworld / "file_cache"
+        return beside if beside is not None and beside.is_dir() else None
 
 
 def _fault(error: BaseException, kind: type | None) -> str:

@@ -21,6 +21,9 @@ QUIET_LIMIT_S = 60.0
 QUIET_SAMPLES = 4
 SAMPLE_INTERVAL_S = 0.5
 QUIET_CPU_FRACTION = 0.02
+# A service that is started on demand ends after 10 s of idleness, as GLib's applications do: in a copy it would be
+# missed, and the copy be judged broken.
+SAME_PROCESSES_S = 12.0
 
 
 def _cpu_seconds(desktop: Desktop) -> float:
@@ -38,7 +41,7 @@ def _cpu_seconds(desktop: Desktop) -> float:
 
 
 async def wait_until_quiet(desktop: Desktop) -> None:
-    """Wait until the session is up, its screen no longer changes and its processes rest.
+    """Wait until the session is up, its screen no longer changes, and its processes rest and are the same for a while.
 
     Raises:
         DesktopError: it does not come to rest in time.
@@ -56,8 +59,11 @@ async def wait_until_quiet(desktop: Desktop) -> None:
     with trio.move_on_after(QUIET_LIMIT_S) as scope:
         screen, calm = "", 0
         used, since = _cpu_seconds(desktop), trio.current_time()
-        while calm < QUIET_SAMPLES:
+        processes, unchanged_since = desktop.cgroup.pids(), since
+        while calm < QUIET_SAMPLES or since - unchanged_since < SAME_PROCESSES_S:
             await trio.sleep(SAMPLE_INTERVAL_S)
+            if (found := desktop.cgroup.pids()) != processes:
+                processes, unchanged_since = found, trio.current_time()
             # Sampled before the screenshot, which itself costs CPU time.
             now, at = _cpu_seconds(desktop), trio.current_time()
             fraction = (now - used) / (at - since)

@@ -39,6 +39,7 @@ from drums_core.events import EventBus, HostEvent
 from drums_core.evidence.processes import is_running, read_processes
 from drums_core.gating import GateSet
 from drums_core.golden import ensure_golden
+from drums_core.image.recipe import known_recipes, load_recipe, recipes_with
 from drums_core.image.store import Image, ImageStore
 from drums_core.journal import ALIVE, Journal, JournalError, open_journal
 from drums_core.leftovers import (
@@ -145,6 +146,32 @@ class Host:
             return None
         return checker.pin(task, self.services.dev.parent / "pinned")
 
+    def _check_image(self, task: Task, image: str) -> None:
+        """Refuse a task that cannot be done in desktops of this image.
+
+        Raises:
+            ImageUnsuitable: it lacks an application (`.missing`), or the task is about the live web.
+        """
+        if image in known_recipes():  # one that an operator made is known to have what he put in it
+            missing = sorted({*task.applications} - {*load_recipe(image).applications})
+            if missing:
+                suitable = recipes_with(task.applications)
+                raise ImageUnsuitable(
+                    f"task {task.id!r} needs {', '.join(missing)}, which image {image!r} lacks",
+                    hint=f"images that have it: {', '.join(suitable) or 'none that ships with drums'}",
+                    image=image,
+                    task=task.id,
+                    missing=missing,
+                    suitable=suitable,
+                )
+        if task.needs_web:
+            raise ImageUnsuitable(
+                f"task {task.id!r} is about live web pages, and desktops of image {image!r} have no network",
+                image=image,
+                task=task.id,
+                missing=["network"],
+            )
+
     # --- plugins
 
     def plugin_records(self, *, anew: bool = False) -> list[PluginRecord]:
@@ -198,8 +225,8 @@ class Host:
             on_slot: told of the slot as soon as there is one, before its desktop; its events can be followed.
 
         Raises:
-            TaskNotFound, TaskUnsupported, VerifierNotFound, ConfigError, ImageNotFound, CheckpointError: refused,
-                nothing starts.
+            TaskNotFound, TaskUnsupported, ImageUnsuitable, VerifierNotFound, ConfigError, ImageNotFound,
+            CheckpointError: refused, nothing starts.
             CapacityExhausted: as many desktops as the host may have.
             SetupFailed, RestoreError, GuestError: nothing is left.
 
@@ -214,9 +241,13 @@ class Host:
         resolved = self.task(task) if isinstance(task, str) else task
         if resolved is not None:
             self._check_task(resolved)
+            if checkpoint is None:
+                self._check_image(resolved, image or self.config.image)
         if len(self.slots) >= self.config.max_slots:
             self.reserve(1, base=None, task=None, setup_at_reset=False, ttl_s=None)  # refuses
         base = await self._base(image, checkpoint)
+        if resolved is not None and checkpoint is not None:
+            self._check_image(resolved, base.manifest.image)
         own_setup = resolved is not None
         if resolved is None and checkpoint is not None:
             resolved = base.task()

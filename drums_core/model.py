@@ -244,7 +244,10 @@ class SetupStep:
 
 @attrs.frozen
 class Task:
-    """An OSWorld task. `evaluator` is the document as it stands; `sha256` is that of the task's file."""
+    """An OSWorld task. `evaluator` is the document as it stands; `sha256` is that of the task's file.
+
+    `applications` are the executables that an image must have for it; `needs_web` says that it is about live web pages.
+    """
 
     id: str
     instruction: str
@@ -255,6 +258,8 @@ class Task:
     supported: bool = True
     unsupported_reason: str = ""
     source: str = ""
+    applications: tuple[str, ...] = ()
+    needs_web: bool = False
 
 
 MOST_LABELS = 16

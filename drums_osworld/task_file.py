@@ -14,6 +14,7 @@ from cattrs import transform_error
 
 from drums.errors import ConfigError
 from drums_core.model import SetupStep, Task
+from drums_osworld.applications import needed_applications, needs_web
 from drums_osworld.steps.parameters import describe
 from drums_osworld.support import unsupported_reason
 
@@ -71,6 +72,11 @@ def _instruction_text(document: Mapping[str, Any], key: str) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+def _related(document: Mapping[str, Any]) -> list[Any]:
+    value = document.get("related_apps")
+    return value if isinstance(value, list) else []
+
+
 def read_task(path: Path, *, domain: str, expected_id: str) -> Task:
     """The task in a file.
 
@@ -108,4 +114,6 @@ def read_task(path: Path, *, domain: str, expected_id: str) -> Task:
         supported=not reason,
         unsupported_reason=reason,
         source=_instruction_text(document, "source"),
+        applications=needed_applications(parsed.config, parsed.evaluator, _related(document)),
+        needs_web=needs_web(parsed.config, parsed.evaluator),
     )

@@ -305,6 +305,9 @@ def a_task(**changes: Any) -> dict[str, Any]:
         "config": [],
         "sha256": "0" * 64,
         "source": "os.json",
+        "applications": [],
+        "needs_web": False,
+        "images": ["minimal", "osworld"],
         **changes,
     }
 

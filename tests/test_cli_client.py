@@ -59,6 +59,8 @@ def test_tasks(fake: FakeDaemon) -> None:
 def test_tasks_chosen(fake: FakeDaemon) -> None:
     """By domain, or those that are unsupported, with the reason; or one."""
     assert document("tasks", "--domain", "chrome")["tasks"] == []
+    assert document("tasks", "--image", "none")["tasks"] == []
+    assert [x["supported"] for x in document("tasks", "--image", "osworld")["tasks"]] == [True]
     assert "the agent itself acts as root" in output("tasks", "--unsupported")
     assert len(document("tasks", "--unsupported")["tasks"]) == 1
     shown = output("tasks", "e0df059f")

@@ -24,6 +24,7 @@ from drums.errors import (
     ConfigError,
     DrumsError,
     ImageNotFound,
+    ImageUnsuitable,
     InvalidEpisode,
     InvalidTransition,
     SlotBusy,
@@ -264,6 +265,8 @@ async def refused_creates(host: Host) -> dict[str, Any]:
     found = [
         await refusal(TaskNotFound, host.create("ffffffff-none")),
         await refusal(TaskUnsupported, host.create(attrs.evolve(task, supported=False, unsupported_reason="root"))),
+        await refusal(ImageUnsuitable, host.create(attrs.evolve(task, applications=("gimp", "xterm")))),
+        await refusal(ImageUnsuitable, host.create(attrs.evolve(task, needs_web=True))),
         await refusal(VerifierNotFound, host.create(odd)),
         await refusal(ConfigError, host.create(make_task(SetupStep("no_such_step")))),
         await refusal(ConfigError, host.create(make_task(SetupStep("execute", {"command": 7})))),
@@ -621,6 +624,9 @@ def test_names_of_checkpoints(played: Played) -> None:
 def test_creates_that_are_refused_start_nothing(played: Played) -> None:
     assert played["refused"]["new"] <= set(), played["refused"]["new"]
     assert all(str(error) for error in played["refused"]["errors"])
+    unsuitable = [error for error in played["refused"]["errors"] if isinstance(error, ImageUnsuitable)]
+    assert [error.facts["missing"] for error in unsuitable] == [["gimp"], ["network"]]
+    assert unsuitable[0].facts["suitable"] == ["osworld"]
 
 
 def test_a_desktop_without_task(played: Played) -> None:

@@ -15,14 +15,19 @@ from drums.errors import ConfigError, TaskAmbiguous, TaskNotFound
 from drums_core import hookspecs
 from drums_core.abc import Step
 from drums_core.config import HostConfig
-from drums_core.model import Task
+from drums_core.image.recipe import load_recipe
+from drums_core.model import SetupStep, Task
+from drums_core.plugins import build_manager
+from drums_core.setup import parse_steps
 from drums_osworld import osworld_catalogue, osworld_checker
+from drums_osworld.applications import needed_applications, needs_web
 from drums_osworld.catalogue import OWN_TASKS, OSWorldCatalogue
 from drums_osworld.checker import OSWorldChecker, postconfig
 from drums_osworld.steps.execute import Execute
 from drums_osworld.steps.launch import Launch
 from drums_osworld.steps.sleep import Sleep
 from drums_osworld.support import unsupported_reason
+from drums_osworld.task_file import structure_steps
 
 NEED_ROOT = {
     "5812b315-e7bd-4265-b51f-863c02174c28",
@@ -49,6 +54,52 @@ def test_all_tasks_of_the_checkout(checkout: Path) -> None:
     assert [(x.domain, x.id) for x in tasks] == [(domain, x) for domain, ids in listed.items() for x in ids]
     assert {x.id for x in tasks if not x.supported} == NEED_ROOT
     assert all(bool(x.unsupported_reason) != x.supported for x in tasks)
+
+
+def test_every_step_of_every_task_is_known(checkout: Path) -> None:
+    registry = build_manager().registry
+    for task in OSWorldCatalogue(HostConfig(osworld=checkout)).tasks():
+        parse_steps(registry, task.config, "config")
+        parse_steps(registry, structure_steps(task.evaluator.get("postconfig", []), "postconfig"), "postconfig")
+
+
+def test_what_each_image_is_enough_for(checkout: Path) -> None:
+    """`osworld` for all but those about an editor that no distribution has; live web apart."""
+    tasks = OSWorldCatalogue(HostConfig(osworld=checkout)).tasks()
+    held = {name: {*load_recipe(name).applications} for name in ("minimal", "osworld")}
+    lacking = {name: [x for x in tasks if not {*x.applications} <= held[name]] for name in held}
+    assert {application for x in lacking["osworld"] for application in x.applications} - held["osworld"] == {"code"}
+    assert len(lacking["osworld"]) == 35 and len(lacking["minimal"]) == 348
+    assert sum(x.needs_web for x in tasks) == 55
+
+
+@pytest.mark.parametrize(
+    ("config", "evaluator", "related", "applications", "web"),
+    [
+        ([("launch", {"command": "VLC_VERBOSE=-1 vlc --x", "shell": True})], {}, ["os"], ("vlc",), False),
+        ([("launch", {"command": ["/usr/bin/thunderbird"]})], {}, [], ("thunderbird",), False),
+        ([("open", {"path": "/home/user/A.XLSX"})], {}, [], ("libreoffice",), False),
+        ([], {}, ["vs_code", "libreoffice calc", "Chrome"], ("code", "google-chrome", "libreoffice"), False),
+        ([("chrome_open_tabs", {"urls_to_open": ["https://a.example"]})], {}, [], (), True),
+        ([("chrome_open_tabs", {"urls_to_open": ["a.example"]})], {}, [], (), True),
+        ([("chrome_open_tabs", {"urls_to_open": ["file:///x", "http://localhost:80"]})], {}, [], (), False),
+        ([("login", {})], {}, [], (), True),
+        ([], {"result": {"type": "page_info"}}, [], (), True),
+        ([], {"postconfig": [{"type": "launch", "parameters": {"command": ["pkill", "vlc"]}}]}, [], (), False),
+        ([], {"result": {"type": "vm_command_line", "command": "gsettings get x"}}, [], ("gsettings",), False),
+        ([], {"result": {"type": "vm_terminal_output"}}, [], ("gnome-terminal",), False),
+    ],
+)
+def test_rule_for_applications(
+    config: list[tuple[str, dict[str, Any]]],
+    evaluator: dict[str, Any],
+    related: list[str],
+    applications: tuple[str, ...],
+    web: bool,
+) -> None:
+    steps = [SetupStep(*step) for step in config]
+    assert needed_applications(steps, evaluator, related) == applications
+    assert needs_web(steps, evaluator) is web
 
 
 def test_every_task_names_what_the_package_defines(checkout: Path) -> None:

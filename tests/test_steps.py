@@ -18,9 +18,27 @@ from trio.testing import MockClock
 from drums.errors import ConfigError, GuestError, SetupFailed
 from drums_core import hookspecs
 from drums_core.abc import CommandResult, Step
-from drums_osworld.steps import activate_window, close_window, command, download, execute, launch, sleep
+from drums_osworld.steps import (
+    activate_window,
+    change_wallpaper,
+    chrome_close_tabs,
+    chrome_open_tabs,
+    close_window,
+    command,
+    download,
+    execute,
+    googledrive,
+    launch,
+    login,
+    sleep,
+    update_browse_history,
+)
 from drums_osworld.steps import open as open_step
+from drums_osworld.steps.account import AccountStep, GoogleDriveParameters, LoginParameters
 from drums_osworld.steps.activate_window import ActivateWindow
+from drums_osworld.steps.change_wallpaper import ChangeWallpaper
+from drums_osworld.steps.chrome_close_tabs import ChromeCloseTabs
+from drums_osworld.steps.chrome_open_tabs import ChromeOpenTabs
 from drums_osworld.steps.close_window import CloseWindow
 from drums_osworld.steps.download import Download, mirrored_path
 from drums_osworld.steps.execute import Execute, provisions
@@ -29,6 +47,7 @@ from drums_osworld.steps.open import Open
 from drums_osworld.steps.parameters import Command
 from drums_osworld.steps.placeholders import fill
 from drums_osworld.steps.sleep import Sleep
+from drums_osworld.steps.update_browse_history import UpdateBrowseHistory
 
 
 @attrs.define
@@ -90,7 +109,9 @@ async def run(step: Step, parameters: dict[str, Any], context: Context) -> None:
 def test_each_is_registered_under_its_name() -> None:
     manager = pluggy.PluginManager("drums")
     manager.add_hookspecs(hookspecs)
-    for plugin in (execute, command, launch, sleep, open_step, activate_window, close_window, download):
+    browser = (chrome_close_tabs, chrome_open_tabs, update_browse_history)
+    others = (change_wallpaper, download, googledrive, login)
+    for plugin in (execute, command, launch, sleep, open_step, activate_window, close_window, *browser, *others):
         manager.register(plugin)
     made: dict[str, Step] = {}
 
@@ -107,7 +128,13 @@ def test_each_is_registered_under_its_name() -> None:
         "open",
         "activate_window",
         "close_window",
+        "change_wallpaper",
+        "chrome_close_tabs",
+        "chrome_open_tabs",
         "download",
+        "googledrive",
+        "login",
+        "update_browse_history",
     }
 
 
@@ -348,3 +375,59 @@ async def test_an_empty_file_is_one_when_the_manifest_says_so(tmp_path: Path) ->
     context = Context(file_mirror=tmp_path)
     await run(Download(), {"files": [{"url": f"{BASE}/empty", "path": "/x"}]}, context)
     assert context.uploaded == {"/x": b""}
+
+
+# --- the browser, the wallpaper, accounts
+
+
+@pytest.mark.parametrize(
+    ("step", "parameters"),
+    [
+        (ChromeOpenTabs(), {"urls_to_open": "http://a.example"}),
+        (ChromeCloseTabs(), {"urls_to_close": [1]}),
+        (ChromeCloseTabs(), {}),
+        (UpdateBrowseHistory(), {"history": [{"url": "http://a.example", "title": "A"}]}),
+        (ChangeWallpaper(), {"path": 1}),
+        (AccountStep("login", LoginParameters), {"platform": "googledrive"}),
+        (AccountStep("googledrive", GoogleDriveParameters), {"settings_file": "x", "operation": ["delete"], "args": 1}),
+    ],
+)
+def test_wrong_parameters_of_the_other_steps(step: Step, parameters: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as info:
+        step.parse(parameters)
+    assert info.value.faults and "$.parameters" in info.value.faults[0]
+
+
+async def test_a_browser_that_does_not_answer_fails_the_set_up() -> None:
+    context = Context([CommandResult(1, "", "the browser does not answer on port 9222: refused\n")])
+    with pytest.raises(SetupFailed, match="does not answer on port 9222"):
+        await run(ChromeOpenTabs(), {"urls_to_open": ["http://a.example"]}, context)
+
+
+async def test_a_page_that_does_not_load_is_noted() -> None:
+    context = Context([CommandResult(0, "'http://a.example' did not load: net::ERR_FAILED\n", "")])
+    await run(ChromeOpenTabs(), {"urls_to_open": ["http://a.example"]}, context)
+    assert context.notes == ["chrome_open_tabs: 'http://a.example' did not load: net::ERR_FAILED"]
+
+
+async def test_a_history_that_is_not_written_fails_the_set_up() -> None:
+    history = [{"url": "http://a.example", "title": "A", "visit_time_from_now_in_seconds": 5}]
+    context = Context([CommandResult(1, "", "database is locked")])
+    with pytest.raises(SetupFailed, match="database is locked"):
+        await run(UpdateBrowseHistory(), {"history": history}, context)
+
+
+async def test_a_picture_that_is_not_there_is_noted() -> None:
+    context = Context([CommandResult(1, "", "")])
+    await run(ChangeWallpaper(), {"path": "none.png"}, context)
+    assert "none.png" in context.notes[0]
+
+
+async def test_an_account_is_refused_with_its_setting() -> None:
+    with pytest.raises(SetupFailed, match=r"settings\.json") as info:
+        await run(
+            AccountStep("login", LoginParameters),
+            {"settings_file": "google/settings.json", "platform": "googledrive"},
+            Context(),
+        )
+    assert info.value.setting == "google/settings.json"

@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 from collections import Counter
+from importlib import metadata
+from typing import Any
 
 import click
 
 import drums
 from drums.commands.output import json_option, one_line, print_json, print_table
 
+_MORE = "drums.commands.tasks"
 
-@click.command()
+
+class _Tasks(click.Command):
+    """`drums tasks`, with the host's subcommands: found by entry point, as the client needs none of them."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> click.Context:
+        """The context of a subcommand where the first argument is one: no task's id is that short."""
+        for entry in metadata.entry_points(group=_MORE):
+            if args[:1] == [entry.name]:
+                try:
+                    command: click.Command = entry.load()
+                except ImportError as e:
+                    raise click.ClickException(f"{entry.name!r} needs more than the client: {e}") from e
+                return command.make_context(f"{info_name} {entry.name}", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@click.command(cls=_Tasks)
 @click.argument("task", required=False)
 @click.option("--domain", metavar="NAME", help="Only the tasks of this domain.")
+@click.option("--image", metavar="NAME", help="Only the tasks that run in desktops of this image.")
 @click.option("--unsupported", is_flag=True, help="Only the tasks that this host cannot run, with the reason.")
 @json_option("the tasks")
-def tasks(task: str | None, domain: str | None, unsupported: bool, as_json: bool) -> None:
+def tasks(task: str | None, domain: str | None, image: str | None, unsupported: bool, as_json: bool) -> None:
     """List the tasks that the host serves, or show one.
 
     TASK is a task's id, or 8 or more characters of it.
@@ -23,7 +43,9 @@ def tasks(task: str | None, domain: str | None, unsupported: bool, as_json: bool
     \b
     drums tasks --domain os
     drums tasks e0df059f
+    drums tasks --image osworld
     drums tasks --unsupported
+    drums tasks fetch --help    bring the files that tasks name onto this host
     drums tasks --json | jq '.tasks[] | select(.supported) | .id'
 
     Where no daemon answers and this is root on a worker host, one is started for the answer.
@@ -35,7 +57,9 @@ def tasks(task: str | None, domain: str | None, unsupported: bool, as_json: bool
         found = [
             t
             for t in client.tasks()
-            if (domain is None or t["domain"] == domain) and not (unsupported and t["supported"])
+            if (domain is None or t["domain"] == domain)
+            and (image is None or (image in t["images"] and t["supported"]))
+            and not (unsupported and t["supported"])
         ]
         broken = client.broken_tasks()
     if as_json:
@@ -54,6 +78,10 @@ def _about(task: dict[str, object], unsupported: bool) -> str:
     return str(task["unsupported_reason"] if unsupported else task["instruction"])
 
 
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
 def _show(task: dict[str, object], as_json: bool) -> None:
     if as_json:
         print_json(task)
@@ -65,6 +93,9 @@ def _show(task: dict[str, object], as_json: bool) -> None:
         "domain": task["domain"],
         "instruction": task["instruction"],
         "supported": "yes" if task["supported"] else f"no: {task['unsupported_reason']}",
+        "needs": ", ".join(map(str, _list(task["applications"]))) or "no application",
+        "images": ", ".join(map(str, _list(task["images"])))
+        or "none: it is about live web pages, or lacks its application",
         "checker": func if isinstance(func, str) else ", ".join(map(str, func or ())),
         "source": task["source"],
         "sha256": task["sha256"],

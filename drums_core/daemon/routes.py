@@ -19,6 +19,7 @@ from drums_core.daemon.metrics import MEDIA_TYPE as METRICS_TYPE
 from drums_core.daemon.metrics import Metrics
 from drums_core.daemon.problems import of_file
 from drums_core.host import Host
+from drums_core.image.recipe import recipes_with
 from drums_core.journal import read_episode, read_episodes
 from drums_core.model import Json, Task
 from drums_core.slot import Slot
@@ -135,6 +136,8 @@ def task_document(task: Task) -> dict[str, Json]:
     document = attrs.asdict(task)
     document["config"] = [{"type": s.type, "parameters": dict(s.parameters)} for s in task.config]
     document["evaluator"] = dict(task.evaluator)
+    document["applications"] = list(task.applications)
+    document["images"] = [] if task.needs_web else recipes_with(task.applications)
     return document
 
 

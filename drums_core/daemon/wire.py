@@ -153,7 +153,11 @@ class TaskStep:
 
 @attrs.frozen
 class TaskDocument:
-    """A task. `unsupported_reason` is empty when it is supported."""
+    """A task. `unsupported_reason` is empty when it is supported.
+
+    `applications` are what an image must have for it, `images` those of drums' own that do; none when `needs_web` says
+    that it is about live web pages, as desktops have no network.
+    """
 
     id: str
     domain: str
@@ -164,6 +168,9 @@ class TaskDocument:
     config: list[TaskStep]
     sha256: str
     source: str
+    applications: list[str]
+    needs_web: bool
+    images: list[str]
 
 
 @attrs.frozen

@@ -44,6 +44,10 @@ _MAX_BLANK = 500
 
 # Characters that no XML document may hold, escaped or not.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+# Applications that an image presents under another name, in lines of NAME=other name; root's file, as the image's are.
+_NAMES = {}
+with contextlib.suppress(FileNotFoundError), open("/opt/drums/application-names", encoding="utf-8") as _lines:
+    _NAMES.update(line.rstrip("\n").split("=", 1) for line in _lines if "=" in line)
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]")
 
 
@@ -171,6 +175,8 @@ def _write_node(out, node, depth, in_spreadsheet):
         return
     role = _role(node)
     name = _local_name(role)
+    if depth == 1:
+        attributes["name"] = _NAMES.get(attributes.get("name", ""), attributes.get("name", ""))
     text = "".join(f' {key}="{_escape(value[:_MAX_VALUE])}"' for key, value in attributes.items())
     out.write(f"<{name}{text}>{_escape(_text_of(node, interfaces))}")
     try:

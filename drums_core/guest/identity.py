@@ -25,3 +25,6 @@ ENVIRONMENT = {
     "XDG_SESSION_TYPE": "x11",
     "LANG": "C.UTF-8",
 }
+# What the image adds, in lines of NAME=value; session.sh reads it too.
+with contextlib.suppress(FileNotFoundError), open("/opt/drums/environment", encoding="utf-8") as lines:
+    ENVIRONMENT.update(line.rstrip("\n").split("=", 1) for line in lines if "=" in line)

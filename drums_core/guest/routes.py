@@ -9,7 +9,7 @@ import stat
 import time
 import urllib.parse
 
-from guest import VERSION, windows, x11
+from guest import VERSION, recording, windows, x11
 from guest.jobs import JobError, JobTimeout
 from guest.wire import HttpError, Reply, json_reply
 
@@ -22,6 +22,7 @@ _A11Y_TIMEOUT_S = 30.0
 _OPEN_TIMEOUT_S = 1800.0
 _OPEN_POLL_S = 0.2
 _A11Y = ["/usr/bin/python3", "-I", "/opt/drums/guest/a11y.py"]
+_WALLPAPER = ["gsettings", "get", "org.gnome.desktop.background"]
 _MAX_TIMEOUT_S = 3600.0
 _STATUS_OF = {"absent": 404, "unsuitable": 400, "failed": 500}
 
@@ -41,12 +42,19 @@ class Routes:
             "/health": ("GET", self._health),
             "/execute": ("POST", self._execute),
             "/setup/execute": ("POST", self._execute),
+            "/execute_with_verification": ("POST", self._execute_with_verification),
+            "/setup/execute_with_verification": ("POST", self._execute_with_verification),
             "/setup/launch": ("POST", self._launch),
             "/setup/open_file": ("POST", self._open_file),
             "/setup/activate_window": ("POST", self._activate_window),
             "/setup/close_window": ("POST", self._close_window),
             "/run_python": ("POST", self._run_python),
             "/run_bash_script": ("POST", self._run_bash_script),
+            "/start_recording": ("POST", self._start_recording),
+            "/end_recording": ("POST", self._end_recording),
+            "/wallpaper": ("POST", self._wallpaper),
+            "/setup/change_wallpaper": ("POST", self._change_wallpaper),
+            "/setup/download_file": ("POST", self._download_file),
             "/screenshot": ("GET", self._screenshot),
             "/screen_size": ("POST", self._screen_size),
             "/cursor_position": ("GET", self._cursor_position),
@@ -115,6 +123,34 @@ class Routes:
         else:
             result = self._run_slow("exec", argv=argv, timeout_s=timeout_s)
         return json_reply({"status": "success", **_outcome(result)})
+
+    def _execute_with_verification(self, request):
+        """Runs a command, and waits until a window is there or another command succeeds."""
+        document = request.json()
+        wanted = document.get("verification", {})
+        if not isinstance(wanted, dict):
+            raise HttpError(400, "verification is not an object")
+        limit_s = _timeout(document, 10.0, "max_wait_time")
+        pause_s = _timeout(document, 1.0, "check_interval")
+        began = time.monotonic()
+        result = self._run_slow("exec", argv=_argv(document), timeout_s=_COMMAND_TIMEOUT_S)
+        while not self._verified(wanted):
+            if time.monotonic() - began > limit_s:
+                failed = {"status": "verification_failed", "message": f"not verified after {limit_s:g} seconds"}
+                return json_reply(failed | _outcome(result), status=500)
+            time.sleep(min(pause_s, limit_s))
+        waited = {"verification": "passed" if wanted else "not required", "wait_time": time.monotonic() - began}
+        return json_reply({"status": "success", **_outcome(result), **waited})
+
+    def _verified(self, wanted):
+        title, command = wanted.get("window_exists"), wanted.get("command_success")
+        if title and not any(str(title) in window["title"] for window in self._list_windows()):
+            return False
+        if not command:
+            return True
+        # As in OSWorld, a line for the shell.
+        argv = _argv({"command": command, "shell": isinstance(command, str)})
+        return self._run_slow("exec", argv=argv, timeout_s=_COMMAND_TIMEOUT_S).returncode == 0
 
     def _launch(self, request):
         argv = _argv(request.json())
@@ -227,6 +263,44 @@ class Routes:
                 return json_reply({"width": window["width"], "height": window["height"]})
         raise HttpError(500, f"no window has the class {wanted!r}")
 
+    def _start_recording(self, _request):
+        with x11.Display() as display:
+            argv = recording.start_argv(*display.size())
+        self._record(argv, "Recording is already in progress.")
+        return json_reply({"status": "success", "message": "Started recording."})
+
+    def _end_recording(self, _request):
+        self._record(recording.end_argv(), "No recording in progress to stop.")
+        return self._sent_file(recording.PATH)
+
+    def _record(self, argv, refusal):
+        result = self._run_slow("exec", argv=argv, timeout_s=_FILE_TIMEOUT_S)
+        if result.returncode == recording.REFUSED:
+            raise HttpError(400, refusal)
+        if result.returncode != 0:
+            raise HttpError(500, f"the screen cannot be recorded: {result.error[-300:].decode('utf-8', 'replace')}")
+
+    def _wallpaper(self, _request):
+        result = self._jobs.run("exec", argv=[*_WALLPAPER, "picture-uri"], timeout_s=_WINDOW_TIMEOUT_S)
+        uri = result.output.decode("utf-8", "replace").strip().strip("'")
+        if result.returncode != 0 or not uri.startswith("file://"):
+            raise HttpError(404, "this desktop has no wallpaper")
+        return self._sent_file(urllib.parse.unquote(uri.removeprefix("file://")))
+
+    def _change_wallpaper(self, request):
+        path = request.json().get("path")
+        if not isinstance(path, str) or not path:
+            raise HttpError(400, "Path not supplied!")
+        result = self._jobs.run("exec", argv=["realpath", "-e", "--", _at_home(path)], timeout_s=_WINDOW_TIMEOUT_S)
+        if result.returncode != 0:
+            raise HttpError(404, f"File not found: {path}")
+        uri = "file://" + urllib.parse.quote(result.output.decode("utf-8", "surrogateescape").removesuffix("\n"))
+        argv = ["gsettings", "set", *_WALLPAPER[2:], "picture-uri", uri]
+        result = self._jobs.run("exec", argv=argv, timeout_s=_WINDOW_TIMEOUT_S)
+        if result.returncode != 0:
+            raise HttpError(500, f"the wallpaper is not changed: {result.error[-300:].decode('utf-8', 'replace')}")
+        return Reply(b"Wallpaper changed successfully")
+
     def _terminal(self, _request):
         # OSWorld reads the text of GNOME's terminal only; without that one the answer is null, and quick.
         found = self._jobs.run("exec", argv=["pgrep", "-x", "gnome-terminal-"], timeout_s=_WINDOW_TIMEOUT_S)
@@ -261,7 +335,9 @@ class Routes:
         return json_reply({"directory_tree": json.loads(result.output.decode("utf-8", "surrogateescape"))})
 
     def _file(self, request):
-        path = _text(request.form(), "file_path")
+        return self._sent_file(_text(request.form(), "file_path"))
+
+    def _sent_file(self, path):
         result = self._jobs.run("open_file", path=path, timeout_s=_FILE_TIMEOUT_S)
         if result.descriptor is None:
             raise HttpError(500, f"{path!r} was not opened")
@@ -275,6 +351,21 @@ class Routes:
             file=result.descriptor,
             headers={"Content-Disposition": disposition},
         )
+
+    def _download_file(self, request):
+        """Has the desktop itself fetch a file; what is there already stays when it cannot."""
+        document = request.json()
+        url, path = document.get("url"), document.get("path")
+        if not isinstance(url, str) or not isinstance(path, str) or not url or not path:
+            raise HttpError(400, "Path or URL not supplied!")
+        target = _at_home(path)
+        argv = ["curl", "-fsSL", "--retry", "2", "--create-dirs", "--proto", "=http,https", "-o", f"{target}.part"]
+        result = self._run_slow("exec", argv=[*argv, "--", url], timeout_s=_COMMAND_TIMEOUT_S)
+        if result.returncode == 0:
+            result = self._run_slow("exec", argv=["mv", "-f", "--", f"{target}.part", target], timeout_s=10.0)
+        if result.returncode != 0:
+            raise HttpError(500, f"{url!r} is not downloaded: {result.error[-300:].decode('utf-8', 'replace')}")
+        return Reply(b"File downloaded successfully")
 
     def _upload(self, request):
         form = request.form()
@@ -309,7 +400,12 @@ def _argv(document):
         raise HttpError(400, "the command is empty")
     if any("\0" in part for part in argv):
         raise HttpError(400, "the command holds a NUL")
-    return [os.path.join("/home/user", part[2:]) if part.startswith("~/") else part for part in argv]
+    return [_at_home(part) if part.startswith("~/") else part for part in argv]
+
+
+def _at_home(path):
+    """A path that may begin with `~/` or at the home folder, as a whole one."""
+    return os.path.join("/home/user", path.removeprefix("~/"))
 
 
 def _timeout(document, default_s, key="timeout"):

@@ -1,13 +1,16 @@
 #!/bin/sh
-# The user's session, as uid 1000 without capabilities: display, buses, window manager. Its argument is the screen's
-# size. Everything in it is the agent's to kill; it is not started again.
+# The user's session, as uid 1000 without capabilities: display, buses, and the desktop that the image brings. Its
+# argument is the screen's size. Everything in it is the agent's to kill; it is not started again.
 set -u
 umask 022
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/games
-export HOME=/home/user USER=user LOGNAME=user SHELL=/bin/bash LANG=C.UTF-8
+export HOME=/home/user USER=user LOGNAME=user SHELL=/bin/bash
 export DISPLAY=:0 XDG_RUNTIME_DIR=/run/user/1000 DBUS_SESSION_BUS_ADDRESS=unix:path=/run/user/1000/bus
 export XDG_SESSION_TYPE=x11
-export GTK_MODULES=gail:atk-bridge NO_AT_BRIDGE=0 LIBGL_ALWAYS_SOFTWARE=1
+# What programs of this image find besides; guest/identity.py reads it too.
+set -a
+. /opt/drums/environment
+set +a
 cd "$HOME" || exit 1
 
 start() { "$@" </dev/null >>"$XDG_RUNTIME_DIR/session.log" 2>&1 & }
@@ -20,10 +23,8 @@ start dbus-daemon --session --nofork --nopidfile --nosyslog --address="$DBUS_SES
 until xset q >/dev/null 2>&1; do sleep 0.02; done
 until [ -S "$XDG_RUNTIME_DIR/bus" ]; do sleep 0.02; done
 xset s off s noblank
-xsetroot -solid '#336699' -cursor_name left_ptr
 start /usr/libexec/at-spi-bus-launcher --launch-immediately
-start openbox --sm-disable
-# A window manager that owns the root window has set this property.
-until xprop -root -notype _NET_SUPPORTING_WM_CHECK 2>/dev/null | grep -q 'window id'; do sleep 0.02; done
+# Sourced, so that what it starts is this shell's to wait for. It returns when the desktop is there.
+. /opt/drums/desktop.sh
 : >"$XDG_RUNTIME_DIR/session-ready"
 wait

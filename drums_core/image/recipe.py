@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import tomllib
+from collections.abc import Iterable
 from importlib import resources
 
 import attrs
@@ -21,6 +23,8 @@ class Recipe:
         suite: Debian's code name.
         packages: Debian packages, without their recommendations.
         pip_packages: pure Python distributions, pinned, installed without dependencies.
+        build_commands: command lines for a shell, run as root in the image once its files are there, without a network.
+            `/opt/drums/build` is for them alone: it is removed afterwards.
         applications: executables that tasks may rely on.
         guest_args: arguments of the guest's `init.sh`.
     """
@@ -30,6 +34,7 @@ class Recipe:
     suite: str
     packages: tuple[str, ...]
     pip_packages: tuple[str, ...] = ()
+    build_commands: tuple[str, ...] = ()
     applications: tuple[str, ...] = ()
     guest_args: tuple[str, ...] = ()
 
@@ -40,6 +45,13 @@ def known_recipes() -> tuple[str, ...]:
     return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
 
 
+def recipes_with(applications: Iterable[str]) -> list[str]:
+    """The names of the recipes whose images have all these executables, sorted."""
+    wanted = {*applications}
+    return [name for name in known_recipes() if wanted <= {*load_recipe(name).applications}]
+
+
+@functools.cache
 def load_recipe(name: str) -> Recipe:
     """The recipe of this name.
 

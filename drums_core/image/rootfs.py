@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import select
+import shlex
 import shutil
 import signal
 import stat
@@ -27,6 +28,7 @@ from drums_core.image.recipe import Recipe
 Progress = Callable[[str, float], None]
 
 GUEST_DIR = "opt/drums/guest"
+BUILD_DIR = "opt/drums/build"
 USER_ID = 1000
 GUEST_ID = 900
 _DIST_PACKAGES = "usr/local/lib/python3.11/dist-packages"
@@ -84,6 +86,8 @@ def build_rootfs(recipe: Recipe, target_dir: Path, *, mirror: str | None, progre
         _configure(recipe, target_dir)
         progress("compiling", 0.95)
         _compile(recipe, target_dir, progress)
+        _run_build_commands(recipe, target_dir, progress)
+        _check_applications(recipe, target_dir, progress)
         _clean(target_dir)
         target_dir.chmod(0o755)
     except BaseException:
@@ -299,7 +303,7 @@ def _copy_tree(source: Path, target: Path) -> None:
 
 def _compile(recipe: Recipe, root: Path, progress: Progress) -> None:
     """Compiles what was copied, and looks for the modules of actions, so that a missing one fails the build."""
-    inside = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--net", "chroot", str(root), "/usr/bin/python3"]
+    inside = [*_inside(root), "/usr/bin/python3"]
     compiler = [*inside, "-I", "-m", "compileall", "-q", "--invalidation-mode", "checked-hash"]
     folders = [f"/{name}" for name in (GUEST_DIR, _DIST_PACKAGES) if (root / name).is_dir()]
     _run([*compiler, *folders], lambda _: None, lambda: progress("compiling", 0.96))
@@ -308,6 +312,31 @@ def _compile(recipe: Recipe, root: Path, progress: Progress) -> None:
     names += ["PIL.Image"] if not names else ["PIL.ImageGrab", "Xlib.display", "tkinter"]
     check = f"import importlib.util as u, sys; sys.exit([n for n in {names!r} if u.find_spec(n) is None] or 0)"
     _run([*inside, "-c", check], lambda _: None, lambda: progress("checking", 0.97))
+
+
+def _inside(root: Path) -> list[str]:
+    """The beginning of a command that runs in the image: without a network, and gone with all that it started."""
+    return ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--net", "chroot", str(root)]
+
+
+def _run_build_commands(recipe: Recipe, root: Path, progress: Progress) -> None:
+    for line in recipe.build_commands:
+        _run_inside(root, line, f"running {line!r}", progress)
+    shutil.rmtree(root / BUILD_DIR, ignore_errors=True)
+
+
+def _check_applications(recipe: Recipe, root: Path, progress: Progress) -> None:
+    """What the recipe promises to tasks is there, or there is no image."""
+    look = 'command -v -- "$x" >/dev/null || { echo "$x: no such program in the image" >&2; exit 1; }'
+    search = (
+        f"PATH=/usr/local/bin:/usr/bin:/bin:/usr/games; for x in {shlex.join(recipe.applications)}; do {look}; done"
+    )
+    _run_inside(root, search, "looking for the applications", progress)
+
+
+def _run_inside(root: Path, line: str, message: str, progress: Progress) -> None:
+    """Runs a line for a shell in the image."""
+    _run([*_inside(root), "/bin/sh", "-ec", line], lambda _: None, lambda: progress(message, 0.98))
 
 
 def _clean(root: Path) -> None:

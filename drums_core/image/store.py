@@ -128,6 +128,7 @@ class ImageStore:
             ImageUnsuitable: the older one is in use.
         """
         recipe = load_recipe(name)
+        inputs = inputs_digest(name)  # as of now: what is changed meanwhile is in the next build
         self.path.mkdir(parents=True, exist_ok=True)
         self._sweep()
         folder = self.path / f".build-{name}-{uuid.uuid4().hex[:8]}"
@@ -144,7 +145,7 @@ class ImageStore:
                 "built_at": time.time(),
                 "drums": drums.__version__,
                 "size_bytes": _size(folder / ROOTFS),
-                "inputs": inputs_digest(name),
+                "inputs": inputs,
             }
             write_json(folder / RECORD, record)
             if (self.path / name).exists():

@@ -27,7 +27,7 @@ from drums_osworld.steps.parameters import structure
 
 MARK = "/resolve/main/"
 LARGEST_BYTES = 200 << 20  # the guest server takes 256 MiB
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
 
 
 @attrs.frozen
@@ -125,21 +125,21 @@ def _check(mirror: Path, url: str, name: str, content: bytes) -> None:
     entry = _manifest_entry(mirror, url, name)
     if entry is None:
         if not content:
-            raise _failure(url, f"{name!r} in the mirror is empty, and no {_MANIFEST} says that it should be")
+            raise _failure(url, f"{name!r} in the mirror is empty, and no {MANIFEST} says that it should be")
         return
     digest = hashlib.sha256(content).hexdigest()
     if digest != entry:
-        raise _failure(url, f"{name!r} in the mirror has sha256 {digest}, its {_MANIFEST} says {entry}")
+        raise _failure(url, f"{name!r} in the mirror has sha256 {digest}, its {MANIFEST} says {entry}")
 
 
 def _manifest_entry(mirror: Path, url: str, name: str) -> str | None:
     """The sha256 that the mirror's manifest has for a file; None when it has none."""
     try:
-        document = json.loads((mirror / _MANIFEST).read_bytes())
+        document = json.loads((mirror / MANIFEST).read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as e:
-        raise _failure(url, f"the mirror's {_MANIFEST} cannot be read: {e}") from e
+        raise _failure(url, f"the mirror's {MANIFEST} cannot be read: {e}") from e
     for entry in document if isinstance(document, list) else ():
         if isinstance(entry, dict) and entry.get("file") == name and isinstance(entry.get("sha256"), str):
             return str(entry["sha256"])

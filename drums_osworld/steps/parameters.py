@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from typing import Any, NewType, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, NewType, TypeVar, get_origin
 
 import attrs
 import cattrs
 from cattrs import transform_error
+from cattrs.cols import homogenous_tuple_structure_factory
 from cattrs.v import format_exception
 
 from drums.errors import ConfigError
@@ -77,6 +78,23 @@ _converter.register_structure_hook(Flag, _flag)
 _converter.register_structure_hook(str, _text)
 _converter.register_structure_hook(float, _number)
 _converter.register_structure_hook(int, _whole)
+
+
+def _is_tuple(kind: Any) -> bool:
+    return get_origin(kind) is tuple
+
+
+@_converter.register_structure_hook_factory(_is_tuple)
+def _lists(kind: Any, converter: cattrs.BaseConverter) -> Callable[[object, object], Any]:
+    # cattrs would take a string for a list of its characters.
+    inner = homogenous_tuple_structure_factory(kind, converter)
+
+    def structure_list(value: object, _: object) -> Any:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"expected a list, found {value!r:.60}")
+        return inner(value, kind)
+
+    return structure_list
 
 
 def describe(fault: BaseException, kind: type | None) -> str:

@@ -1,0 +1,117 @@
+"""The desktop's browser by its debugging port, for the steps about tabs.
+
+What speaks to it runs in the desktop, as the user: what answers on the port is of the desktop's making, and nothing of
+the host reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from drums.errors import SetupFailed
+from drums_core.abc import StepContext
+
+# Where a task's own `socat` step makes the browser's port 1337 reachable; OSWorld uses no other.
+PORT = 9222
+LIMIT_S = 75.0  # until the browser answers, as in OSWorld
+LOAD_LIMIT_S = 60.0  # for one page, as in OSWorld; later is noted
+_SHOWN = 500
+
+# argv: port, seconds until it must answer, seconds for one page, what to do, and URLs as JSON. Prints notes.
+_SCRIPT = r"""
+import json, re, sys, time, urllib.request
+from urllib.parse import urlsplit
+import websocket
+
+port, answer_s, load_s, action, urls = sys.argv[1:]
+top = f"http://127.0.0.1:{port}/json"
+
+
+def ask(path="", method="GET"):
+    with urllib.request.urlopen(urllib.request.Request(top + path, method=method), timeout=10) as reply:
+        return json.load(reply)
+
+
+def pages():
+    return [target for target in ask() if target["type"] == "page"]
+
+
+def close(target):
+    urllib.request.urlopen(f"{top}/close/{target['id']}", timeout=10).close()
+
+
+def load(target, url):
+    tab = websocket.create_connection(
+        f"ws://127.0.0.1:{port}/devtools/page/{target['id']}", suppress_origin=True, timeout=float(load_s)
+    )
+    until = time.monotonic() + float(load_s)
+    tab.send(json.dumps({"id": 1, "method": "Page.enable"}))
+    tab.send(json.dumps({"id": 2, "method": "Page.navigate", "params": {"url": url}}))
+    while True:
+        tab.settimeout(max(0.1, until - time.monotonic()))
+        message = json.loads(tab.recv())
+        if message.get("method") == "Page.loadEventFired":
+            break
+        failure = message.get("result", {}).get("errorText") if message.get("id") == 2 else None
+        if failure:
+            print(f"{url!r} did not load: {failure}")
+            break
+    tab.close()
+
+
+def same(one, other):
+    parts = []
+    for url in (one, other):
+        split = urlsplit(url if re.match(r"[a-zA-Z][\w+.-]*://", url) else "http://" + url)
+        host = split.netloc.lower().removeprefix("www.")
+        parts.append((split.scheme.lower(), host, split.path.rstrip("/") or "", split.query, split.fragment))
+    return parts[0] == parts[1]
+
+
+until = time.monotonic() + float(answer_s)
+while True:
+    try:
+        found = pages()
+        break
+    except (OSError, ValueError) as error:
+        if time.monotonic() > until:
+            sys.exit(f"the browser does not answer on port {port}: {error}")
+        time.sleep(0.5)
+for number, url in enumerate(json.loads(urls)):
+    if action == "open":
+        target = ask("/new?about:blank", "PUT")
+        try:
+            load(target, url)
+        except (OSError, websocket.WebSocketException) as error:
+            print(f"{url!r} did not load within {load_s} s: {error}")
+        if number == 0 and found:
+            close(found[-1])
+    else:
+        matching = [target for target in pages() if same(target["url"], url)]
+        if matching:
+            close(matching[0])
+        else:
+            print(f"no tab shows {url!r}")
+"""
+
+
+async def tell_browser(context: StepContext, action: str, urls: Sequence[str]) -> None:
+    """Open or close tabs.
+
+    Args:
+        action: `open` or `close`.
+
+    Raises:
+        SetupFailed: the browser does not answer; what only did not load, or was not open, is noted.
+        GuestError: the desktop could not be asked.
+    """
+    limits = [str(PORT), str(LIMIT_S), str(LOAD_LIMIT_S)]
+    command = ["/usr/bin/python3", "-c", _SCRIPT, *limits, action, json.dumps(list(urls))]
+    result = await context.execute(command, timeout_s=LIMIT_S + LOAD_LIMIT_S * len(urls) + 30)
+    if result.returncode != 0:
+        raise SetupFailed(
+            result.error.strip()[-_SHOWN:] or f"tabs: ended with code {result.returncode}", output=result.error[-2000:]
+        )
+    for line in result.output.splitlines()[: len(urls)]:
+        context.note(f"chrome_{action}_tabs: {line[:_SHOWN]}")

@@ -1,0 +1,98 @@
+"""Every application of the `osworld` image with a document open: a checkpoint, four forks at once, a chain of three.
+
+All gates pass, the window's pixels are the same, and it still reacts; its parent does not react with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+import pytest
+import trio
+from apps import APPS, OSWORLD, App
+from desktops import Outcome, Played, Scenario, judged, make_task, outcome, play, run
+from requires import requires
+
+from drums_core.host import Host
+from drums_core.slot import Slot
+
+pytestmark = [requires("root", "criu"), pytest.mark.applications]
+
+FORKS = 4
+# Two desktops' applications at a time: each has six desktops while it is forked.
+AT_ONCE = 2
+
+
+@attrs.frozen
+class Survived:
+    """What a desktop and its copies showed."""
+
+    outcomes: Mapping[str, Outcome]  # of the parent, each fork, and the end of the chain
+    pixels: Mapping[str, str]
+    reactions: Mapping[str, tuple[str, str]]
+    parents_states: tuple[str, str]  # before its children's reactions, and after them
+
+
+def survives(app: App) -> Scenario:
+    """A desktop with the application, forked four times at once, and a fork's fork's fork."""
+
+    async def scenario(host: Host) -> Survived:
+        pixels: dict[str, str] = {}
+        reactions: dict[str, tuple[str, str]] = {}
+        outcomes: dict[str, Outcome] = {}
+
+        async def look(name: str, slot: Slot) -> None:
+            if app.still:
+                pixels[name] = await app.pixels(slot)
+            # Input before the judgement may rightly end a process: Chromium gives a new tab a renderer that it kept.
+            await judged(slot)
+            reactions[name] = await app.reaction(slot)
+            outcomes[name] = outcome(slot)
+
+        async with await host.create(make_task(*app.steps()), image="osworld") as parent:
+            await app.wait_open(parent)
+            before = await run(parent, app.state)
+            children = await parent.fork(FORKS)
+            if app.still:
+                pixels["parent"] = await app.pixels(parent)
+            (grandchild,) = await children[0].fork(1)
+            (last,) = await grandchild.fork(1)
+            async with trio.open_nursery() as nursery:
+                for number, child in enumerate(children):
+                    nursery.start_soon(look, f"fork {number + 1}", child)
+                nursery.start_soon(look, "end of the chain", last)
+            outcomes["parent"] = await judged(parent)
+            after = await run(parent, app.state)
+            for slot in (last, grandchild, *children):
+                await slot.close()
+        return Survived(outcomes, pixels, reactions, (before, after))
+
+    return scenario
+
+
+@pytest.fixture(scope="module")
+def played(request: pytest.FixtureRequest) -> Played:
+    if not (OSWORLD / "file_cache").is_dir():
+        pytest.skip(f"needs OSWorld's files at {str(OSWORLD)!r}")
+    # Those that were selected, and no others.
+    here = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
+    names = {item.callspec.params.get("name") for item in here if hasattr(item, "callspec")}
+    scenarios = {name: survives(app) for name, app in APPS.items() if name in names}
+    return play(scenarios, at_once=AT_ONCE, file_mirror=OSWORLD / "file_cache")
+
+
+@pytest.mark.parametrize("name", APPS)
+def test_application_survives(played: Played, name: str) -> None:
+    found: Survived = played[name]
+    assert {copy: (x.verdict, x.reasons) for copy, x in found.outcomes.items() if x.verdict != "valid"} == {}
+    assert len(set(found.pixels.values())) <= 1, found.pixels
+    for copy, (before, after) in found.reactions.items():
+        assert before == found.parents_states[0] != after, copy
+    assert len(found.reactions) == FORKS + 1
+    before, after = found.parents_states
+    assert before == after, "a child's reaction reached its parent"
+
+
+def test_nothing_is_left(played: Played) -> None:
+    assert played.left == []

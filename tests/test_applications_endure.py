@@ -1,0 +1,128 @@
+"""Desktops of the image `osworld` that live long, lose the kernel's caches, or are many at once.
+
+`DRUMS_LIFE_MINUTES` says how long the first one lives before it is forked; 2 without it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from apps import APPS, OSWORLD
+from desktops import Outcome, Played, judged, make_task, outcome, play, run
+from requires import requires
+
+from drums_core.host import Host
+from drums_core.slot import Slot
+
+pytestmark = [requires("root", "criu"), pytest.mark.applications]
+
+LIFE_S = 60 * float(os.environ.get("DRUMS_LIFE_MINUTES", "2"))
+MANY = 8
+LIVING = ("terminal", "gedit", "calc", "chromium", "thunderbird")
+
+
+async def fork_and_look(slot: Slot, names: tuple[str, ...]) -> Mapping[str, Any]:
+    """A fork's verdict, and whether each application reacts in it."""
+    (child,) = await slot.fork(1)
+    async with child:
+        verdict = await judged(child)
+        reactions = {name: await APPS[name].reaction(child) for name in names}
+        return {"child": verdict, "reactions": reactions, "parent": await judged(slot)}
+
+
+async def lives_long(host: Host) -> Any:
+    """Five applications, one after the other, in one desktop; then nothing happens for a long time."""
+    steps = [step for name in LIVING for step in APPS[name].steps()]
+    async with await host.create(make_task(*steps), image="osworld", ttl_s=LIFE_S + 900) as slot:
+        for name in LIVING:
+            await APPS[name].wait_open(slot)
+        await trio.sleep(LIFE_S)
+        return await fork_and_look(slot, LIVING)
+
+
+def drop_handles(slot: Slot) -> int:
+    """Have the kernel drop what it can; how many watches of a desktop are left without a file handle, as CRIU needs."""
+    assert slot.desktop is not None
+    Path("/proc/sys/vm/drop_caches").write_text("2")
+    lines = []
+    for pid in slot.desktop.cgroup.pids():
+        for path in Path(f"/proc/{pid}/fdinfo").iterdir():
+            lines += [line for line in path.read_text().splitlines() if line.startswith("inotify wd:")]
+    return sum("fhandle-bytes" not in line for line in lines)
+
+
+async def loses_caches(host: Host) -> Any:
+    """The kernel forgets the entries of watched folders, as it does under memory pressure."""
+    app = APPS["gedit"]
+    async with await host.create(make_task(*app.steps()), image="osworld") as slot:
+        await app.wait_open(slot)
+        lost = 0
+        for _ in range(20):
+            if lost := await trio.to_thread.run_sync(drop_handles, slot):
+                break
+            await trio.sleep(0.2)
+        return {**await fork_and_look(slot, ("gedit",)), "lost": lost}
+
+
+async def many(host: Host) -> Any:
+    """Eight at once, each with its own watches, all counted as the host's."""
+    app = APPS["nautilus"]
+    async with await host.create(make_task(*app.steps()), image="osworld") as slot:
+        await app.wait_open(slot)
+        children = await slot.fork(MANY - 1)
+        found: dict[str, Outcome] = {}
+
+        async def look(child: Slot) -> None:
+            await judged(child)
+            await app.reaction(child)
+            found[child.id] = outcome(child)
+
+        async with trio.open_nursery() as nursery:
+            for child in (slot, *children):
+                nursery.start_soon(look, child)
+        watches = await run(slot, "find /proc/[0-9]*/fd -lname 'anon_inode:inotify' 2>/dev/null | wc -l")
+        for child in children:
+            await child.close()
+        return {"outcomes": found, "watches": int(watches)}
+
+
+@pytest.fixture(scope="module")
+def played() -> Played:
+    if not (OSWORLD / "file_cache").is_dir():
+        pytest.skip(f"needs OSWorld's files at {str(OSWORLD)!r}")
+    scenarios = {x.__name__: x for x in (lives_long, loses_caches, many)}
+    return play(scenarios, at_once=2, file_mirror=OSWORLD / "file_cache")
+
+
+def check(found: Mapping[str, Any]) -> None:
+    for slot in ("child", "parent"):
+        assert found[slot].verdict == "valid", found[slot].reasons
+    assert all(before != after for before, after in found["reactions"].values())
+
+
+def test_a_desktop_that_has_lived_long_is_forked(played: Played) -> None:
+    found = played["lives_long"]
+    check(found)
+    assert set(found["reactions"]) == set(LIVING)
+
+
+def test_a_desktop_whose_watches_lost_their_handles_is_forked(played: Played) -> None:
+    found = played["loses_caches"]
+    assert found["lost"] > 0, "the fault was not planted"
+    check(found)
+
+
+def test_eight_at_once(played: Played) -> None:
+    found = played["many"]
+    assert len(found["outcomes"]) == MANY
+    assert {x.verdict for x in found["outcomes"].values()} == {"valid"}, found["outcomes"]
+    assert found["watches"] > 1
+
+
+def test_nothing_is_left(played: Played) -> None:
+    assert played.left == []
