@@ -220,3 +220,22 @@ def test_what_is_gone_is_an_error() -> None:
         read_network(999_999_999)
     with pytest.raises(ValueError):
         read_network()
+
+
+@requires("root")
+def test_sysctls(netns: int) -> None:
+    """What the namespace can set is there, and a change shows; what the host alone sets, counts and secrets are not."""
+    before = read_network(netns_fd=netns)
+    names = set(before["sysctls"])
+    assert {"ipv4/ip_forward", "ipv4/conf/lo/rp_filter", "core/somaxconn"} <= names
+    assert not [x for x in names if x.endswith(("/flush", "stable_secret", "conntrack_count")) or x == "core/rmem_max"]
+
+    def change() -> None:
+        with open("/proc/sys/net/ipv4/conf/lo/rp_filter", "r+") as f:
+            value = int(f.read())
+            f.seek(0)
+            f.write(str(1 - value))
+
+    in_network_namespace(netns, change)
+    [text] = difference(before, read_network(netns_fd=netns))
+    assert text.startswith("sysctls.ipv4/conf/lo/rp_filter is ")

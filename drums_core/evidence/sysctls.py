@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
 
 from drums_core.model import Json
 
@@ -25,20 +24,31 @@ def read_sysctls() -> dict[str, Json]:
     pending = [""]
     while pending:
         folder = pending.pop()
-        with os.scandir(f"{_TOP}/{folder}") as entries:
-            for entry in entries:
-                name = f"{folder}{entry.name}"
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(f"{name}/")
-                elif entry.name not in _LEFT_OUT and entry.stat(follow_symlinks=False).st_mode & stat.S_IWUSR:
-                    with suppress(FileNotFoundError):  # of an interface that has just gone
-                        found[name] = _read(f"{_TOP}/{name}")
+        try:
+            top = os.open(f"{_TOP}/{folder}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:  # of an interface that has just gone
+            continue
+        try:
+            with os.scandir(top) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(f"{folder}{entry.name}/")
+                    elif entry.name not in _LEFT_OUT and (value := _read(top, entry.name)) is not None:
+                        found[f"{folder}{entry.name}"] = value
+        finally:
+            os.close(top)
     return found
 
 
-def _read(path: str) -> str:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _read(top: int, name: str) -> str | None:
+    """A value, in single blanks; None for what cannot be set."""
     try:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=top)
+    except (FileNotFoundError, PermissionError):
+        return None
+    try:
+        if not os.fstat(fd).st_mode & stat.S_IWUSR:
+            return None
         return " ".join(os.read(fd, _MOST_BYTES).decode(errors="replace").split())
     finally:
         os.close(fd)
