@@ -39,6 +39,10 @@ def pages():
 
 def close(target):
     urllib.request.urlopen(f"{top}/close/{target['id']}", timeout=10).close()
+    # It is listed until it is gone; a second look must not find it again.
+    until = time.monotonic() + 10
+    while any(other["id"] == target["id"] for other in pages()) and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 def load(target, url):
