@@ -16,8 +16,8 @@ from drums_core.config import HostConfig
 from drums_core.model import Json, SetupStep, Task
 from drums_osworld.symbols import Symbols, locate, named, scan
 from drums_osworld.task_file import structure_steps
+from drums_verifiers.asking import ask_worker
 from drums_verifiers.grading import score_of
-from drums_verifiers.worker import run_worker
 
 JOB = "drums_osworld.worker_job:run"
 _GIVE_UP = "FAIL"
@@ -86,25 +86,13 @@ class OSWorldChecker:
             "getters": {x: _place(symbols.getter(x)) for x in getters},
         }
         files = {"desktop_env": symbols.root, **_kept(context.scratch)}
-        try:
-            answer = await run_worker(
-                request,
-                job=JOB,
-                timeout_s=self._config.checker_timeout_s,
-                cgroup_paths=context.worker_cgroups,
-                guest=context.serve_guest,
-                files=files,
-            )
-        except CheckerError as e:
-            _refuse_unasked(context, cause=e)
-            raise
-        _refuse_unasked(context)
-        if set(answer) != {"score", "broken"} or not isinstance(answer["broken"], list):
-            raise CheckerError(f"the worker of {JOB!r} answered {answer!r:.200}")
-        if answer["broken"]:
-            reasons = [str(x) for x in answer["broken"]]
-            raise CheckerError(f"OSWorld's {evaluator['func']!r} could not be run: {reasons[0]}", reasons=reasons)
-        return score_of(answer["score"], source=f"OSWorld's {evaluator['func']!r}")
+        source = f"OSWorld's {evaluator['func']!r}"
+        answer, broken = await ask_worker(
+            context, request, job=JOB, source=source, timeout_s=self._config.checker_timeout_s, files=files
+        )
+        if broken:
+            raise CheckerError(f"{source} could not be run: {broken[0]}", reasons=broken)
+        return score_of(answer["score"], source=source)
 
     def _symbols(self) -> Symbols:
         return scan(locate(self._config.osworld)[0])
@@ -124,13 +112,6 @@ class OSWorldChecker:
 
 def _place(symbol: Any) -> dict[str, str]:
     return {"module": symbol.module, "attribute": symbol.attribute}
-
-
-def _refuse_unasked(context: CheckContext, cause: CheckerError | None = None) -> None:
-    """A request that the desktop did not get answers to says nothing about the desktop."""
-    if context.transport_failures:
-        lines = list(context.transport_failures)
-        raise CheckerError(f"could not ask the desktop: {lines[0]}", failures=lines) from cause
 
 
 def _kept(scratch: Path) -> dict[str, Path]:

@@ -18,7 +18,9 @@ def score_of(value: object, *, source: str) -> float:
         CheckerError: `value` is not a finite number (or bool) from 0 to 1; never rounded, clipped or parsed.
     """
     if not isinstance(value, (bool, int, float)):
-        raise CheckerError(f"{source} returned {value!r:.200}, not a number from 0 to 1", returned=repr(value)[:200])
+        message = f"{source} returned {value!r:.200}, not a number from 0 to 1"
+        raise CheckerError(message, returned=repr(value)[:200], cause="task")
     if not math.isfinite(value) or not 0 <= value <= 1:
-        raise CheckerError(f"{source} returned {value!r}, allowed is 0 to 1", returned=repr(value))
+        message = f"{source} returned {str(value)[:200]}, allowed is 0 to 1"
+        raise CheckerError(message, returned=repr(value)[:200], cause="task")
     return float(value)

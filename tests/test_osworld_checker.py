@@ -19,9 +19,9 @@ from drums.errors import CheckerError, ConfigError, GuestError, PrerequisiteErro
 from drums_core.abc import CheckContext
 from drums_core.config import HostConfig
 from drums_core.model import SetupStep, Task
-from drums_osworld import checker as checker_module
 from drums_osworld import worker_job
 from drums_osworld.checker import OSWorldChecker
+from drums_verifiers import asking
 
 needs_root = requires("root")
 
@@ -304,7 +304,7 @@ async def test_what_a_worker_answers_is_checked(bench: Bench, monkeypatch: pytes
         async def worker(*_: object, answer: dict[str, Any] = answer, **__: object) -> dict[str, Any]:
             return answer
 
-        monkeypatch.setattr(checker_module, "run_worker", worker)
+        monkeypatch.setattr(asking, "run_worker", worker)
         with pytest.raises(CheckerError):
             await bench.score(RENAMED, Guest(says("")))
 

@@ -178,6 +178,16 @@ class Cgroup:
                 return int(value)
         raise OSError(f"no oom_kill counter for cgroup {self.name!r}; Linux 4.13 or newer is needed")
 
+    def pids_in_use(self) -> int:
+        """How many processes and threads the kernel counts in it."""
+        return int(_read(self._file("pids", "pids.current")))
+
+    def memory_in_use(self) -> int:
+        """Bytes that only its processes can give back: their own memory and shared memory, without cached files."""
+        wanted = {"anon", "shmem"} if self.is_v2 else {"total_rss", "total_shmem"}
+        lines = (line.split() for line in _read(self._file("memory", "memory.stat")).splitlines())
+        return sum(int(line[1]) for line in lines if line[0] in wanted)
+
     def freeze(self, *, timeout_s: float = 5.0) -> None:
         """Freeze every process; blocks until the kernel says so.
 
