@@ -7,6 +7,7 @@ needs them, and each time is noted. See docs/adr/0005-grade-a-frozen-copy.md.
 
 from __future__ import annotations
 
+import enum
 import json
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -21,7 +22,7 @@ from drums.errors import CheckerError, CheckpointError, DesktopError, DrumsError
 from drums_core.desktop import Desktop, in_thread
 from drums_core.examiner import open_examiner
 from drums_core.guest_client import GuestClient, Response
-from drums_core.model import Cause, DesktopEvent, GateResult, Limits, OutOfMemory, Phase, Status
+from drums_core.model import Cause, DesktopEvent, GateResult, Json, Limits, OutOfMemory, Phase, Status
 
 if TYPE_CHECKING:
     from drums_core.checkpoint import Checkpoint
@@ -36,6 +37,15 @@ _JUDGED = (Phase.RESTORED, Phase.PRE_RESUME, Phase.READY)
 # Answered by a process of the examiner's alone; and commands, which mostly are.
 _FILES = frozenset({"/file", "/list_directory", "/desktop_path", "/platform", "/health"})
 _COMMANDS = frozenset({"/execute", "/run_python", "/run_bash_script"})
+_SCREEN = frozenset({"/screenshot", "/screen_size", "/cursor_position", "/window_size", "/windows"})
+
+
+class Living(enum.IntEnum):
+    """Which processes of a copy run."""
+
+    NOTHING = 0
+    SESSION = 1  # root's, the guest server's, the display, the buses and the window manager
+    EVERYTHING = 2  # and whatever the task and the agent have started
 
 
 @attrs.define
@@ -66,9 +76,9 @@ class Copy:
     checkpoint: Checkpoint
     has_acted: bool
     episode: CopyRecord
-    thawed: list[str] = attrs.field(factory=list)  # the requests that needed living processes
+    thawed: list[dict[str, Json]] = attrs.field(factory=list)  # the requests that needed living processes
     _examiner: GuestClient | None = None
-    _thaws: int = 0
+    _wanted: list[Living] = attrs.field(factory=list)
     _lock: trio.Lock = attrs.field(factory=trio.Lock)
     _oom_kills: int = 0
 
@@ -128,7 +138,9 @@ class Copy:
             CheckerError: it could not be frozen, or entered.
         """
         async with open_examiner(self.desktop) as self._examiner:
-            await self._freeze()
+            async with self._lock:
+                await self._enter(Living.NOTHING)
+                await in_thread(lambda: self.desktop.cgroup.set_apart(self.desktop.strangers()))
             try:
                 yield
             finally:
@@ -137,7 +149,7 @@ class Copy:
     async def request(
         self, method: str, target: str, body: bytes = b"", headers: Sequence[tuple[str, str]] = ()
     ) -> Response:
-        """One request to the examiner, with the copy's processes frozen unless it needs them.
+        """One request to the examiner, with as few of the copy's processes alive as it needs.
 
         Raises:
             GuestError: there is no answer.
@@ -148,7 +160,7 @@ class Copy:
         if path in _FILES:
             return await self._examiner.request(method, target, body, headers)
         if path not in _COMMANDS:
-            async with self._thaw(what):
+            async with self._living(Living.SESSION if path in _SCREEN else Living.EVERYTHING, what):
                 return await self._examiner.request(method, target, body, headers)
         ended = trio.Event()
         answers: list[Response | DrumsError] = []
@@ -157,7 +169,7 @@ class Copy:
             with trio.move_on_after(PATIENCE_S):
                 await ended.wait()
                 return
-            async with self._thaw(f"{what}: it did not end within {PATIENCE_S:g} s"):
+            async with self._living(Living.SESSION, f"{what}: it had not ended after {PATIENCE_S:g} s"):
                 await ended.wait()
 
         async with trio.open_nursery() as nursery:
@@ -172,28 +184,40 @@ class Copy:
             raise answers[0]
         return answers[0]
 
-    async def _freeze(self) -> None:
-        try:
-            await in_thread(self.desktop.cgroup.freeze)
-        except (OSError, TimeoutError) as e:
-            raise CheckerError(f"the copy could not be frozen: {e}", cause=Cause.INFRASTRUCTURE) from e
-
     @asynccontextmanager
-    async def _thaw(self, what: str) -> AsyncIterator[None]:
+    async def _living(self, wanted: Living, what: str) -> AsyncIterator[None]:
+        """Let a part of it live for the block; of requests at the same time, the greatest part that one needs."""
         async with self._lock:
-            if what not in self.thawed:
-                self.thawed.append(what)
-            if not self._thaws:
-                await in_thread(self.desktop.cgroup.thaw)
-            self._thaws += 1
+            note = {"living": wanted.name.lower(), "for": what}
+            if note not in self.thawed:
+                self.thawed.append(note)
+            self._wanted.append(wanted)
+            await self._enter(max(self._wanted))
         try:
             yield
         finally:
             with trio.CancelScope(shield=True):
                 async with self._lock:
-                    self._thaws -= 1
-                    if not self._thaws:
-                        await self._freeze()
+                    self._wanted.remove(wanted)
+                    await self._enter(max(self._wanted, default=Living.NOTHING))
+
+    async def _enter(self, living: Living) -> None:
+        cgroup = self.desktop.cgroup
+
+        def change() -> None:
+            if living is Living.NOTHING:
+                cgroup.freeze()
+                return
+            if living is Living.SESSION:
+                cgroup.apart.freeze()
+            cgroup.thaw()
+            if living is Living.EVERYTHING:
+                cgroup.apart.thaw()
+
+        try:
+            await in_thread(change)
+        except (OSError, TimeoutError) as e:
+            raise CheckerError(f"the copy could not be frozen: {e}", cause=Cause.INFRASTRUCTURE) from e
 
 
 def _gist(path: str, body: bytes) -> str:

@@ -24,7 +24,14 @@ from drums_core.abc import DesktopView
 from drums_core.boot import INIT_ARGV, boot
 from drums_core.checkpoint import UPPER, Checkpoint
 from drums_core.durable import locked, take_lock, write_json
-from drums_core.evidence.processes import descends_from, namespace_inodes, processes_in_pidns, read_processes, read_stat
+from drums_core.evidence.processes import (
+    descends_from,
+    namespace_inodes,
+    processes_in_pidns,
+    read_processes,
+    read_stat,
+    read_uid,
+)
 from drums_core.guest_client import GuestClient
 from drums_core.model import GateResult, Json, Limits, Phase, ProcessIdentity
 from drums_core.provisioning import Provisioner
@@ -39,7 +46,7 @@ from drums_core.sys.userns import FIRST_ID
 
 _log = structlog.get_logger("drums.desktop")
 HOME = "home/user"
-SESSION = "/opt/drums/guest/session.sh"
+USER_UID = 1000
 SECRET_FILE = "run/drums-guest/secret"
 DUMP_DEADLINE_S = 120.0
 STOP_DEADLINE_S = 30.0
@@ -194,6 +201,16 @@ class Desktop:
         finally:
             os.close(fd)
 
+    def strangers(self) -> list[int]:
+        """Host pids of the user's processes that are no part of the session: what a frozen copy leaves frozen."""
+        session = {p.host_pid for p in self.session}
+        found = []
+        for pid in sorted(self.cgroup.pids() - session):
+            with contextlib.suppress(OSError):
+                if read_uid(pid) == FIRST_ID + USER_UID:
+                    found.append(pid)
+        return found
+
     async def _interpose(self, point: str) -> None:
         if self.services.interposer is not None:
             await self.services.interposer(
@@ -247,7 +264,7 @@ class Desktop:
             self._write_secret()
             inside = await trio.to_thread.run_sync(processes_in_pidns, self.namespaces["pid"])
             self.restored = tuple(await trio.to_thread.run_sync(read_processes, inside))
-            self.session = tuple(_session(self.restored))
+            self.session = tuple(_session(pid1=self.pid1, processes=self.restored))
             services.watcher.drain()
             services.watcher.track(self.slot, self.restored)
             await self._interpose("pre_resume")
@@ -473,13 +490,23 @@ class Desktop:
             await in_thread(self.services.store.release, self.checkpoint)
 
 
-def _session(processes: Sequence[ProcessIdentity]) -> Iterator[ProcessIdentity]:
-    """The children of the session's script among these."""
-    scripts = {p.host_pid for p in processes if SESSION in p.argv}
+def _session(pid1: int, processes: Sequence[ProcessIdentity]) -> Iterator[ProcessIdentity]:
+    """The session's script, and its children, among a desktop's processes.
+
+    By descent, which the agent cannot forge: the script is the user's only process with a parent that is root's and not
+    pid 1, with whom orphans end up.
+    """
+    parents, users = {}, {}
     for process in processes:
         with contextlib.suppress(OSError):
-            if read_stat(process.host_pid).parent in scripts:
-                yield process
+            parents[process.host_pid] = read_stat(process.host_pid).parent
+            users[process.host_pid] = read_uid(process.host_pid)
+    roots = {pid for pid, uid in users.items() if uid == FIRST_ID and pid != pid1}
+    user = FIRST_ID + USER_UID
+    scripts = {pid for pid, parent in parents.items() if users.get(pid) == user and parent in roots}
+    for process in processes:
+        if process.host_pid in scripts or parents.get(process.host_pid) in scripts:
+            yield process
 
 
 def _look_up_everything(root: Path) -> None:

@@ -141,10 +141,10 @@ async def crash_before_verify(host: Host) -> tuple[Any, Outcome]:
 
 
 async def crash_while_checked(host: Host) -> Any:
-    """The checker's own command makes a process crash: the last moment that counts."""
+    """The checker's own command makes a process of the desktop crash: the last moment that counts."""
     task = make_task(command="python3 -c 'import os; os.abort()'; mkdir -p ~/done; echo yes")
     async with await host.create(task) as slot:
-        return await slot.verify(strict=False)
+        return await slot.verify(strict=False, in_place=True)
 
 
 async def agent_fills_memory(host: Host) -> dict[str, Outcome]:
