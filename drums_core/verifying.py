@@ -97,6 +97,8 @@ async def grade(slot: Slot, *, in_place: bool) -> Reward:
         cause, seen = await trio.to_thread.run_sync(lambda: blame(desktop, acted=slot.has_acted))
         if cause is not None and error.cause != Cause.AGENT:
             error = attrs.evolve(error, cause=cause)
+        if error.cause == Cause.AGENT and not slot.has_acted:  # nobody there to blame
+            error = attrs.evolve(error, cause=Cause.INFRASTRUCTURE)
         facts["checker_error_evidence"] = [*error.evidence, *seen]
     host.services.watcher.drain()
     slot.check_oom()

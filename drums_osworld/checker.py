@@ -13,7 +13,7 @@ import trio
 from drums.errors import CheckerError, ConfigError, DesktopError
 from drums_core.abc import CheckContext
 from drums_core.config import HostConfig
-from drums_core.model import Json, SetupStep, Task
+from drums_core.model import Cause, Json, SetupStep, Task
 from drums_osworld.symbols import Symbols, locate, named, scan
 from drums_osworld.task_file import structure_steps
 from drums_verifiers.asking import ask_worker
@@ -21,6 +21,8 @@ from drums_verifiers.grading import score_of
 
 JOB = "drums_osworld.worker_job:run"
 _GIVE_UP = "FAIL"
+# These run a file that the agent wrote, in the worker itself: whoever writes it can have them say anything.
+_RUN_THE_AGENTS_CODE = frozenset({"check_python_file_by_test_suite"})
 
 
 class OSWorldChecker:
@@ -61,6 +63,8 @@ class OSWorldChecker:
         files += [symbols.file("getters", symbols.getter(x)) for x in getters]
         out["desktop_env"] = locate(self._config.osworld)[1]
         out["files"] = symbols.hashes(files)
+        if forgeable := sorted(_RUN_THE_AGENTS_CODE & set(metrics)):
+            out["forgeable"] = forgeable
         return out
 
     async def check(self, context: CheckContext) -> float:
@@ -91,7 +95,10 @@ class OSWorldChecker:
             context, request, job=JOB, source=source, timeout_s=self._config.checker_timeout_s, files=files
         )
         if broken:
-            raise CheckerError(f"{source} could not be run: {broken[0]}", reasons=broken)
+            error = CheckerError(f"{source} could not be run: {broken[0]}", reasons=broken)
+            if answer.get("hostile"):
+                error.facts.update(cause=Cause.AGENT, evidence=broken)
+            raise error
         return score_of(answer["score"], source=source)
 
     def _symbols(self) -> Symbols:
