@@ -11,6 +11,7 @@ from pathlib import Path
 import trio
 
 from drums.errors import DesktopError
+from drums_core import hashing
 from drums_core.sys.cgroups import Cgroup
 from drums_core.sys.helper import Plan, start_helper
 from drums_core.sys.overlay import OPTIONS
@@ -72,7 +73,7 @@ def boot_plan(root: Path, dev: Path, cgroup: Cgroup, report_fd: int) -> Plan:
 def layout_digest() -> str:
     """A hash of how desktops are laid out: a checkpoint of another layout would fail its gates when restored."""
     plan = boot_plan(Path("/root"), Path("/dev"), Cgroup("", {}), 0)
-    return hashlib.sha256(json.dumps([plan, OPTIONS]).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([plan, OPTIONS, hashing.SCHEME]).encode()).hexdigest()[:16]
 
 
 async def boot(root: Path, dev: Path, cgroup: Cgroup) -> tuple[trio.Process, int]:

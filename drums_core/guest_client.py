@@ -216,6 +216,7 @@ async def _exchange(
         elif isinstance(event, h11.Data):
             received += event.data
             if len(received) > MAX_BODY_BYTES:
-                raise GuestError(f"the guest server sent more than the allowed {MAX_BODY_BYTES} bytes")
+                message = f"the guest server sent more than the allowed {MAX_BODY_BYTES} bytes"
+                raise GuestError(message, too_large=True)
         elif isinstance(event, h11.ConnectionClosed):
             raise GuestError("the guest server closed the connection without a reply")

@@ -121,6 +121,7 @@ async def _score_copy(
 
 async def _score(slot: Slot, place: Slot | Copy, task: Task, checker: Checker, findings: dict[str, Json]) -> float:
     failures: list[str] = []
+    hostile: list[str] = []
     faults: list[CheckerError] = []
     scratch = Path(tempfile.mkdtemp(prefix="drums-check-"))
     cache = scratch / "cache"
@@ -130,11 +131,11 @@ async def _score(slot: Slot, place: Slot | Copy, task: Task, checker: Checker, f
 
     async def serve(fd: int) -> None:
         if not isinstance(place, Copy):
-            await serve_guest(place.guest.request, fd, failures)
+            await serve_guest(place.guest.request, fd, failures, hostile)
             return
         try:
             async with place.frozen():
-                await serve_guest(place.request, fd, failures)
+                await serve_guest(place.request, fd, failures, hostile)
         except CheckerError as e:  # the worker's end would hide it
             faults.append(e)
             raise
@@ -164,6 +165,8 @@ async def _score(slot: Slot, place: Slot | Copy, task: Task, checker: Checker, f
     except CheckerError as e:
         if faults and e is not faults[0]:
             raise faults[0] from e
+        if hostile:
+            e.facts.update(cause=Cause.AGENT, evidence=hostile)
         raise
     finally:
         shutil.rmtree(scratch)
