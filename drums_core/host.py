@@ -385,6 +385,14 @@ class Host:
 
     # --- rewards
 
+    def _steps_of(self, task: Task) -> dict[str, Json]:
+        """Which plugin provides each type of step that a task uses, before its check as well."""
+        listed = task.evaluator.get("postconfig")
+        after = [x.get("type") for x in listed if isinstance(x, dict)] if isinstance(listed, list) else []
+        steps = self.plugins.registry.steps
+        used = sorted({*(x.type for x in task.config), *(x for x in after if isinstance(x, str))} & set(steps))
+        return {name: attrs.asdict(steps[name][1]) for name in used}
+
     def make_reward(
         self,
         slot: Slot,
@@ -420,6 +428,7 @@ class Host:
                 "criu": self.services.criu.version,
                 "drums": drums.__version__,
                 "gates": [attrs.asdict(p) for p in self.services.gates.plugin_ids()],
+                "steps": self._steps_of(task),
                 "causes": [c.value for c in validity.causes],
                 "notes": list(slot.episode.notes),
                 **(provenance or {}),

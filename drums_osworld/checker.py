@@ -53,8 +53,9 @@ class OSWorldChecker:
             self._names(task, self._symbols())
 
     def provenance(self, task: Task) -> Mapping[str, Json]:
-        """The functions, the package's version and the sha256 of each file that defines one of them."""
+        """The functions, the checkout's commit, the package's version and the sha256 of each file that has one."""
         out: dict[str, Json] = {"checker": "osworld", "functions": named(task.evaluator.get("func"))}
+        out["checkout"] = checkout_commit(self._config.osworld)
         if task.evaluator.get("func") == "infeasible":
             return out
         symbols = self._symbols()
@@ -115,6 +116,24 @@ class OSWorldChecker:
         for getter in getters:
             symbols.getter(getter)
         return metrics, getters
+
+
+def checkout_commit(folder: Path | None) -> str | None:
+    """The commit of a git checkout, None where there is none; read from its files, without git."""
+    for place in () if folder is None else (folder, folder.parent):
+        git = place / ".git"
+        try:
+            head = (git / "HEAD").read_text(encoding="ascii").strip()
+            name = head.removeprefix("ref: ")
+            if name == head:
+                return head
+            if (git / name).is_file():
+                return (git / name).read_text(encoding="ascii").strip()
+            packed = (git / "packed-refs").read_text(encoding="ascii").splitlines()
+            return next((line.split()[0] for line in packed if line.endswith(f" {name}")), None)
+        except (OSError, UnicodeDecodeError):
+            continue
+    return None
 
 
 def _place(symbol: Any) -> dict[str, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -400,6 +402,22 @@ def test_two_verifies_give_one_score_and_leave_nothing(played: Played) -> None:
         assert graded["in_place"] is False and graded["thawed"] == []
         assert graded["checkpoint"] not in found["kept"]
     assert len({r.provenance["graded"]["checkpoint"] for r in found["done"]}) == 2
+
+
+def test_a_reward_says_what_it_rests_on(played: Played) -> None:
+    """And `drums episodes show` prints it all."""
+    reward = played["e0df059f"][1][0]
+    found = reward.provenance
+    assert len(found["task_sha256"]) == len(found["image_digest"]) == 64 and found["checkpoint"] and found["drums"]
+    assert found["graded"]["checkpoint"] and set(found["steps"]) == {"execute"}
+    plugins = [found["checker"]["plugin"], *found["gates"], *found["steps"].values()]
+    assert all(plugin["distribution"] and plugin["version"] for plugin in plugins)
+    checker = found["checker"]
+    assert "checkout" in checker and checker["desktop_env"] and all(len(x) == 64 for x in checker["files"].values())
+    command = [sys.executable, "-m", "drums", "episodes", "show", found["episode"]]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "400"}, check=True)
+    wanted = [found["task_sha256"], found["image_digest"], found["graded"]["checkpoint"], *checker["files"].values()]
+    assert not [value for value in wanted if value not in done.stdout]
 
 
 @pytest.mark.parametrize("name", PARITY)
