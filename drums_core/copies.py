@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger("drums.copy")
 PATIENCE_S = 3.0
+FREEZE_LIMIT_S = 30.0  # a busy host's kernel takes its time with stopped and waiting processes
 SPARE_PIDS = 256
 SPARE_MEMORY_BYTES = 256 << 20
 _JUDGED = (Phase.RESTORED, Phase.PRE_RESUME, Phase.READY)
@@ -206,13 +207,13 @@ class Copy:
 
         def change() -> None:
             if living is Living.NOTHING:
-                cgroup.freeze()
+                cgroup.freeze(timeout_s=FREEZE_LIMIT_S)
                 return
             if living is Living.SESSION:
-                cgroup.apart.freeze()
-            cgroup.thaw()
+                cgroup.apart.freeze(timeout_s=FREEZE_LIMIT_S)
+            cgroup.thaw(timeout_s=FREEZE_LIMIT_S)
             if living is Living.EVERYTHING:
-                cgroup.apart.thaw()
+                cgroup.apart.thaw(timeout_s=FREEZE_LIMIT_S)
 
         try:
             await in_thread(change)

@@ -61,7 +61,8 @@ class _Machine:
 
     def __init__(self, state_dir: Path) -> None:
         self.parents = _parents()
-        lockers = {int(line.split()[4]) for line in Path("/proc/locks").read_text().splitlines() if "FLOCK" in line}
+        lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        lockers = {int(x[4]) for x in lines if x[1] == "FLOCK"}  # not who waits for one: `1: -> FLOCK …` (proc(5))
         self.foreign_states: set[str] = set()
         self._foreign_hosts: set[int] = set()
         for pid in lockers:
