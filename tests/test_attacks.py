@@ -344,12 +344,17 @@ def answer():
     if found: raise BaseException("reached " + repr(found))
     return 42
 """
+    connects = """
+import socket
+def answer():
+    try: socket.create_connection(("127.0.0.1", 7070), 1)
+    except BaseException: pass
+    return 42
+"""
+    answers = {"wrong": "def answer(): return 0\n", "right": "def answer(): return 42\n", "reaches": reaches}
+    answers["connects"] = connects
     found = {}
-    for name, text in (
-        ("wrong", "def answer(): return 0\n"),
-        ("right", "def answer(): return 42\n"),
-        ("reaches", reaches),
-    ):
+    for name, text in answers.items():
         async with await host.create(attrs.evolve(make_task(), evaluator=evaluator)) as slot:
             await slot.wait_valid()
             await write(slot, "/home/user/answer.py", text)
