@@ -25,7 +25,21 @@ import trio
 
 from drums_core import load_config, open_host
 from drums_core.desktop import Desktop
+from drums_core.model import Task
 
+# Its checker runs one command in the desktop.
+TASK = Task(
+    id="benchmark",
+    instruction="Make a folder named done in your home directory.",
+    config=(),
+    evaluator={
+        "func": "exact_match",
+        "result": {"type": "vm_command_line", "command": "test -d ~/done && echo yes || echo no", "shell": True},
+        "expected": {"type": "rule", "rules": {"expected": "yes\n"}},
+    },
+    domain="benchmark",
+    sha256="0" * 64,
+)
 Samples = dict[str, list[float]]
 
 
@@ -50,10 +64,13 @@ async def measure(rounds: int) -> Samples:
                 await timed("boot (baseline)", lambda booted=booted: booted.start_booted(image.layer))
             finally:
                 await booted.stop()
-            slot = await timed("create", host.create)
+            slot = await timed("create", lambda: host.create(TASK))
             try:
                 await timed("step", lambda slot=slot: slot.step("pyautogui.moveTo(300, 300)"))
                 await timed("screenshot", slot.screenshot)
+                await slot.wait_valid()
+                await timed("verify (copy)", slot.verify)
+                await timed("verify (in place)", lambda slot=slot: slot.verify(in_place=True))
                 for count in (1, 4):
                     children = await timed(f"fork {count}", lambda slot=slot, count=count: slot.fork(count))
                     for child in children:

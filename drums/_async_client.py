@@ -227,9 +227,9 @@ class AsyncEnv(SlotView):
         """See `drums.Env.extend`."""
         self._learn(await self._run(_calls.operate(self.id, "extend", {"ttl": ttl})))
 
-    async def verify(self, strict: bool = True) -> Reward:
+    async def verify(self, strict: bool = True, *, in_place: bool | None = None) -> Reward:
         """See `drums.Env.verify`."""
-        return await self._run(_calls.verify(self.id, strict))
+        return await self._run(_calls.verify(self.id, strict, in_place))
 
     async def close(self) -> None:
         """See `drums.Env.close`. Done to its end although the caller is cancelled."""

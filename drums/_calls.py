@@ -227,14 +227,15 @@ def wait_valid(slot: str, timeout: float | None) -> Flow[None]:
             raise TimeoutError(f"{name} is still pending after {timeout:g} s")
 
 
-def verify(slot: str, strict: bool) -> Flow[Reward]:
-    """The reward.
+def verify(slot: str, strict: bool, in_place: bool | None) -> Flow[Reward]:
+    """The reward, of a copy or `in_place`; None is as the host is configured.
 
     Raises:
         InvalidEpisode: strict, and it is not valid.
         CheckerError: strict, and it is valid but without a score.
     """
-    document = (yield from ask(post(_slot(slot, "/verify"), {}, is_long=True))).object()
+    body = {} if in_place is None else {"in_place": in_place}
+    document = (yield from ask(post(_slot(slot, "/verify"), body, is_long=True))).object()
     reward: Reward = reward_of(document)
     if strict:
         require_score(slot, reward)

@@ -270,17 +270,18 @@ class Env(SlotView):
         """Let the lease end `ttl` seconds from now; None is never, where the host allows it."""
         self._learn(self._run(_calls.operate(self.id, "extend", {"ttl": ttl})))
 
-    def verify(self, strict: bool = True) -> Reward:
-        """Wait for the verdict, run the task's checker, and return the reward.
+    def verify(self, strict: bool = True, *, in_place: bool | None = None) -> Reward:
+        """Wait for the verdict, run the task's checker on a frozen copy of the desktop, and return the reward.
 
         Args:
             strict: raise instead of returning a reward that is not valid, or that has no score.
+            in_place: run the checker on the desktop itself, while its programs run; None is as the host is configured.
 
         Raises:
             InvalidEpisode: the reward is not valid; it rides along as `.reward`.
             CheckerError: it is valid, and the checker failed; the reward rides along.
         """
-        return self._run(_calls.verify(self.id, strict))
+        return self._run(_calls.verify(self.id, strict, in_place))
 
     def close(self) -> None:
         """End the desktop and the slot; twice is once."""

@@ -32,6 +32,8 @@ class Reward:
         verdict: `pending`, `valid` or `invalid`.
         bad_gates: the gates that failed.
         checker_error: set when the checker failed; there is no score.
+        checker_error_cause: who brought that about, as far as evidence on the host shows it: `agent`, `task`,
+            `infrastructure` or `unknown`; `provenance["checker_error_evidence"]` says what shows it.
         checker_skipped: why the checker did not run.
         provenance: task hash, checker and its version, image digest, checkpoint, drums version, plugins.
     """
@@ -43,6 +45,7 @@ class Reward:
     bad_gates: tuple[str, ...]
     checker_error: str | None = None
     checker_skipped: str | None = None
+    checker_error_cause: str | None = None
     provenance: Mapping[str, Any] = attrs.field(factory=dict)
 
     def __float__(self) -> float:

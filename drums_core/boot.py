@@ -11,6 +11,7 @@ from pathlib import Path
 import trio
 
 from drums.errors import DesktopError
+from drums_core import hashing
 from drums_core.evidence import VERSION as EVIDENCE_VERSION
 from drums_core.sys.cgroups import Cgroup
 from drums_core.sys.helper import Plan, start_helper
@@ -73,7 +74,7 @@ def boot_plan(root: Path, dev: Path, cgroup: Cgroup, report_fd: int) -> Plan:
 def layout_digest() -> str:
     """A hash of how desktops are laid out and what gates record: with another, a checkpoint would fail its gates."""
     plan = boot_plan(Path("/root"), Path("/dev"), Cgroup("", {}), 0)
-    return hashlib.sha256(json.dumps([plan, OPTIONS, EVIDENCE_VERSION]).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([plan, OPTIONS, EVIDENCE_VERSION, hashing.SCHEME]).encode()).hexdigest()[:16]
 
 
 async def boot(root: Path, dev: Path, cgroup: Cgroup) -> tuple[trio.Process, int]:

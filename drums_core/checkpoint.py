@@ -26,6 +26,7 @@ from drums.errors import CheckpointError
 from drums_core.boot import layout_digest
 from drums_core.criu_provider import Criu
 from drums_core.durable import sync_directory, write_json
+from drums_core.hashing import hash_content
 from drums_core.model import Json, Task
 from drums_core.sys.overlay import Layer
 from drums_core.sys.removal import remove_tree
@@ -149,12 +150,11 @@ def _walk(top: Path) -> list[tuple[str, os.stat_result]]:
 
 def _hash_entry(path: Path, info: os.stat_result) -> str:
     if stat.S_ISREG(info.st_mode):
-        hasher = blake3()
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with open(fd, "rb") as f:
-            while chunk := f.read(1 << 20):
-                hasher.update(chunk)
-        return hasher.hexdigest()
+        try:
+            return hash_content(fd)
+        finally:
+            os.close(fd)
     if stat.S_ISLNK(info.st_mode):
         return "-> " + os.fsencode(os.readlink(path)).hex()
     return f"{stat.S_IFMT(info.st_mode):o} {info.st_rdev}"

@@ -44,6 +44,8 @@ class HostConfig:
         file_mirror: a folder with the files that tasks download, or None; see `mirror`.
         extra_required_gates: gates that must pass besides those of the specification.
         checker_timeout_s: seconds that a checker may take.
+        verify_in_place: whether `verify`, unless told otherwise, grades the desktop itself and not a frozen copy.
+        max_copies: how many desktops may be copied and graded at once, besides `max_slots`; more wait their turn.
         listen: where the daemon listens: `HOST:PORT` with an address of the loopback, or `unix:/path`.
         allow_remote: whether `listen` may be an address that other machines reach. The token then travels in the clear:
             put TLS in front of it.
@@ -64,6 +66,8 @@ class HostConfig:
     file_mirror: Path | None = None
     extra_required_gates: tuple[str, ...] = ()
     checker_timeout_s: float = 300.0
+    verify_in_place: bool = False
+    max_copies: int = attrs.field(default=4, validator=attrs.validators.ge(1))
     listen: str = "127.0.0.1:7070"
     allow_remote: bool = False
     max_connections: int = attrs.field(default=256, validator=attrs.validators.ge(1))

@@ -11,8 +11,9 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import attrs
 import structlog
@@ -23,8 +24,14 @@ from drums_core.abc import DesktopView
 from drums_core.boot import INIT_ARGV, boot
 from drums_core.checkpoint import UPPER, Checkpoint
 from drums_core.durable import locked, take_lock, write_json
-from drums_core.episode import Episode
-from drums_core.evidence.processes import descends_from, namespace_inodes, processes_in_pidns, read_processes
+from drums_core.evidence.processes import (
+    descends_from,
+    namespace_inodes,
+    processes_in_pidns,
+    read_processes,
+    read_stat,
+    read_uid,
+)
 from drums_core.guest_client import GuestClient
 from drums_core.model import GateResult, Json, Limits, Phase, ProcessIdentity
 from drums_core.provisioning import Provisioner
@@ -39,10 +46,18 @@ from drums_core.sys.userns import FIRST_ID
 
 _log = structlog.get_logger("drums.desktop")
 HOME = "home/user"
+USER_UID = 1000
 SECRET_FILE = "run/drums-guest/secret"
 DUMP_DEADLINE_S = 120.0
 STOP_DEADLINE_S = 30.0
 _INOTIFY_LOST = "error parsing [inotify"
+
+
+class Judged(Protocol):
+    """What the results of gates are added to: an episode, or the copy of a desktop that is graded."""
+
+    def add(self, results: Sequence[GateResult]) -> None:
+        """Add results."""
 
 
 async def in_thread(work: Callable[..., object], *args: object) -> object:
@@ -72,6 +87,7 @@ class Desktop:
     ready_at: float = 0.0
     layers: Sequence[Layer] = ()
     restored: tuple[ProcessIdentity, ...] = ()
+    session: tuple[ProcessIdentity, ...] = ()  # of these the parts of the session: display, buses, window manager
     _cgroup: Cgroup | None = None
     _releases: list[tuple[str, Callable[[], Awaitable[None]]]] = attrs.field(factory=list)
 
@@ -185,16 +201,26 @@ class Desktop:
         finally:
             os.close(fd)
 
+    def strangers(self) -> list[int]:
+        """Host pids of the user's processes that are no part of the session: what a frozen copy leaves frozen."""
+        session = {p.host_pid for p in self.session}
+        found = []
+        for pid in sorted(self.cgroup.pids() - session):
+            with contextlib.suppress(OSError):
+                if read_uid(pid) == FIRST_ID + USER_UID:
+                    found.append(pid)
+        return found
+
     async def _interpose(self, point: str) -> None:
         if self.services.interposer is not None:
             await self.services.interposer(
                 Interposition(point, self.slot, self.pid1, self.root, tuple(self.cgroup.paths))
             )
 
-    async def start_from(self, checkpoint: Checkpoint, image_layer: Layer, episode: Episode) -> None:
+    async def start_from(self, checkpoint: Checkpoint, image_layer: Layer, judged: Judged) -> None:
         """Restore a checkpoint, judge it while it is held, let it go, and wait until it is ready.
 
-        Gates that fail do not raise: they make the episode invalid.
+        Gates that fail do not raise: `judged` gets their results.
 
         Raises:
             RestoreError: CRIU, or drums' own repair of lost locks, failed.
@@ -216,7 +242,7 @@ class Desktop:
             await self._interpose("rebuilt")
             await self._put_locks_back(checkpoint.images)
             await self._interpose("restored")
-            episode.add(await services.gates.check(Phase.RESTORED, self.view(), evidence))
+            judged.add(await services.gates.check(Phase.RESTORED, self.view(), evidence))
 
         async with hold_restore(
             services.criu,
@@ -238,14 +264,15 @@ class Desktop:
             self._write_secret()
             inside = await trio.to_thread.run_sync(processes_in_pidns, self.namespaces["pid"])
             self.restored = tuple(await trio.to_thread.run_sync(read_processes, inside))
+            self.session = tuple(_session(pid1=self.pid1, processes=self.restored))
             services.watcher.drain()
             services.watcher.track(self.slot, self.restored)
             await self._interpose("pre_resume")
-            episode.add(await services.gates.check(Phase.PRE_RESUME, self.view(), evidence))
+            judged.add(await services.gates.check(Phase.PRE_RESUME, self.view(), evidence))
             await held.release()
         await in_thread(self.cgroup.thaw)
         await self._interpose("resumed")
-        episode.add(await services.gates.check(Phase.READY, self.view(), evidence))
+        judged.add(await services.gates.check(Phase.READY, self.view(), evidence))
         self.ready_at = time.monotonic()
         await self._interpose("ready")
 
@@ -461,6 +488,25 @@ class Desktop:
     async def _release_checkpoint(self) -> None:
         if self.checkpoint is not None:
             await in_thread(self.services.store.release, self.checkpoint)
+
+
+def _session(pid1: int, processes: Sequence[ProcessIdentity]) -> Iterator[ProcessIdentity]:
+    """The session's script, and its children, among a desktop's processes.
+
+    By descent, which the agent cannot forge: the script is the user's only process with a parent that is root's and not
+    pid 1, with whom orphans end up.
+    """
+    parents, users = {}, {}
+    for process in processes:
+        with contextlib.suppress(OSError):
+            parents[process.host_pid] = read_stat(process.host_pid).parent
+            users[process.host_pid] = read_uid(process.host_pid)
+    roots = {pid for pid, uid in users.items() if uid == FIRST_ID and pid != pid1}
+    user = FIRST_ID + USER_UID
+    scripts = {pid for pid, parent in parents.items() if users.get(pid) == user and parent in roots}
+    for process in processes:
+        if process.host_pid in scripts or parents.get(process.host_pid) in scripts:
+            yield process
 
 
 def _look_up_everything(root: Path) -> None:

@@ -70,10 +70,12 @@ class GuestClient:
     Args:
         netns_fd: the desktop's network namespace.
         secret: the secret that the desktop's guest server knows.
+        address: of a Unix socket on the host that it listens on, None for its port in the desktop.
     """
 
     netns_fd: int
     secret: str = attrs.field(repr=False)
+    address: bytes | None = None
 
     async def connect(self) -> trio.SocketStream:
         """A stream to the guest server.
@@ -81,10 +83,12 @@ class GuestClient:
         Raises:
             OSError: nothing listens.
         """
-        raw = await trio.to_thread.run_sync(tcp_socket_in, self.netns_fd)
-        sock = trio.socket.from_stdlib_socket(raw)
+        if self.address is not None:
+            sock = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
+        else:
+            sock = trio.socket.from_stdlib_socket(await trio.to_thread.run_sync(tcp_socket_in, self.netns_fd))
         try:
-            await sock.connect(("127.0.0.1", PORT))
+            await sock.connect(("127.0.0.1", PORT) if self.address is None else self.address)
         except BaseException:
             sock.close()
             raise
@@ -212,6 +216,7 @@ async def _exchange(
         elif isinstance(event, h11.Data):
             received += event.data
             if len(received) > MAX_BODY_BYTES:
-                raise GuestError(f"the guest server sent more than the allowed {MAX_BODY_BYTES} bytes")
+                message = f"the guest server sent more than the allowed {MAX_BODY_BYTES} bytes"
+                raise GuestError(message, too_large=True)
         elif isinstance(event, h11.ConnectionClosed):
             raise GuestError("the guest server closed the connection without a reply")

@@ -8,22 +8,34 @@ score must be withheld then.
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
+from typing import Protocol
 
 import h11
 import trio
 
-from drums.errors import GuestError
-from drums_core.guest_client import GuestClient
+from drums.errors import CheckerError, GuestError
+from drums_core.guest_client import Response
 
 MAX_REQUEST_BYTES = 64 << 20
 
 
-async def serve_guest(guest: GuestClient, listening_fd: int, failures: list[str]) -> None:
+class AskGuest(Protocol):
+    """`GuestClient.request`, of a desktop or of the copy of one."""
+
+    async def __call__(
+        self, method: str, target: str, body: bytes = b"", headers: Sequence[tuple[str, str]] = ()
+    ) -> Response:
+        """The reply; raises `GuestError` when there is none."""
+
+
+async def serve_guest(ask: AskGuest, listening_fd: int, failures: list[str], hostile: list[str] | None = None) -> None:
     """Serve the guest server on a listening TCP socket until cancelled.
 
     Args:
-        guest: the desktop's guest server.
+        ask: asks the desktop's guest server.
         listening_fd: the socket, taken over and closed here.
+        hostile: gets the lines of `failures` that tell of what only a program in the desktop can have made so.
         failures: gets a line for every request that the desktop did not answer, or answered with a server error.
     """
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=listening_fd)))
@@ -31,7 +43,7 @@ async def serve_guest(guest: GuestClient, listening_fd: int, failures: list[str]
     async def handle(stream: trio.SocketStream) -> None:
         try:
             async with stream:
-                await _one_request(guest, stream, failures)
+                await _one_request(ask, stream, failures, [] if hostile is None else hostile)
         except (OSError, trio.BrokenResourceError, h11.ProtocolError) as e:
             # The worker went away or spoke nonsense: its own affair, and it has no answer to misread.
             failures.append(f"a request of the checker broke off: {e}")
@@ -40,7 +52,7 @@ async def serve_guest(guest: GuestClient, listening_fd: int, failures: list[str]
         await trio.serve_listeners(handle, [listener])
 
 
-async def _one_request(guest: GuestClient, stream: trio.SocketStream, failures: list[str]) -> None:
+async def _one_request(ask: AskGuest, stream: trio.SocketStream, failures: list[str], hostile: list[str]) -> None:
     connection = h11.Connection(h11.SERVER)
     request: h11.Request | None = None
     body = bytearray()
@@ -66,12 +78,14 @@ async def _one_request(guest: GuestClient, stream: trio.SocketStream, failures: 
     # The guest server reads no other field but the body's length and its own, which the client makes.
     headers = [("Content-Type", v.decode("latin-1")) for k, v in request.headers if k == b"content-type"]
     try:
-        reply = await guest.request(method, target, bytes(body), headers)
+        reply = await ask(method, target, bytes(body), headers)
         status, content_type, content = reply.status, reply.content_type, reply.body
         if status >= 500:
             failures.append(f"{method} {target}: the guest server answered {status}: {content[:200]!r}")
-    except GuestError as e:
+    except (GuestError, CheckerError) as e:
         failures.append(f"{method} {target}: {e}")
+        if e.facts.get("too_large"):
+            hostile.append(failures[-1])
         status, content_type, content = 502, "text/plain", b"the desktop could not be asked"
     fields = [("Content-Type", content_type), ("Content-Length", str(len(content))), ("Connection", "close")]
     answer = h11.Response(status_code=status, headers=fields)

@@ -32,6 +32,7 @@ from drums_core.abc import Catalogue, Checker, PackagedChecker, Pinned, PinningC
 from drums_core.boot import OPEN_FILES
 from drums_core.checkpoint import Checkpoint, CheckpointStore, HostFacts, Manifest
 from drums_core.config import HostConfig, load_config
+from drums_core.copies import Copy
 from drums_core.criu_provider import find_criu
 from drums_core.durable import take_lock
 from drums_core.episode import Episode
@@ -67,7 +68,7 @@ from drums_core.sys.cgroups import remove_parent
 from drums_core.sys.devices import mount_devices, mount_scratch
 from drums_core.sys.removal import remove_tree, unmount_below
 from drums_core.sys.userns import open_idmap
-from drums_core.verifying import checker_for
+from drums_core.verifying import Failure, checker_for
 from drums_core.watcher import ProcessWatcher
 
 _log = structlog.get_logger("drums.host")
@@ -91,6 +92,8 @@ class Host:
     journal: Journal
     _bus: EventBus
     slots: dict[str, Slot] = attrs.field(factory=dict)
+    copies: dict[str, Copy] = attrs.field(factory=dict)  # being graded, by their desktops' names
+    copy_limit: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1))
     _image_locks: dict[str, int] = attrs.field(factory=dict)
     _golden_lock: trio.Lock = attrs.field(factory=trio.Lock)
 
@@ -461,6 +464,9 @@ class Host:
 
     def on_desktop_event(self, slot: str, event: DesktopEvent) -> None:
         """An event of one desktop: from the watcher, or a quarantine."""
+        if slot in self.copies:
+            self.copies[slot].on_event(event)  # its end, not that of the episode
+            return
         self.publish("desktop_event", slot, {"event": type(event).__name__, **attrs.asdict(event)})
         if slot not in self.slots:
             return
@@ -470,8 +476,22 @@ class Host:
 
     # --- rewards
 
+    def _steps_of(self, task: Task) -> dict[str, Json]:
+        """Which plugin provides each type of step that a task uses, before its check as well."""
+        listed = task.evaluator.get("postconfig")
+        after = [x.get("type") for x in listed if isinstance(x, dict)] if isinstance(listed, list) else []
+        steps = self.plugins.registry.steps
+        used = sorted({*(x.type for x in task.config), *(x for x in after if isinstance(x, str))} & set(steps))
+        return {name: attrs.asdict(steps[name][1]) for name in used}
+
     def make_reward(
-        self, slot: Slot, *, score: float | None, checker_error: str | None = None, checker_skipped: str | None = None
+        self,
+        slot: Slot,
+        *,
+        score: float | None,
+        failure: Failure | None = None,
+        checker_skipped: str | None = None,
+        provenance: Mapping[str, Json] | None = None,
     ) -> Reward:
         """The reward of a slot's current episode as of now."""
         task = slot.task
@@ -486,7 +506,8 @@ class Host:
             invalid_reasons=validity.invalid_reasons,
             verdict=validity.verdict,
             bad_gates=validity.bad_gates,
-            checker_error=checker_error,
+            checker_error=failure.message if failure else None,
+            checker_error_cause=(failure.cause or "unknown") if failure else None,
             checker_skipped=checker_skipped,
             provenance={
                 "episode": slot.episode.id,
@@ -501,8 +522,10 @@ class Host:
                 "criu": self.services.criu.version,
                 "drums": drums.__version__,
                 "gates": [attrs.asdict(p) for p in self.services.gates.plugin_ids()],
+                "steps": self._steps_of(task),
                 "causes": [c.value for c in validity.causes],
                 "notes": list(slot.episode.notes),
+                **(provenance or {}),
             },
         )
 
@@ -542,7 +565,8 @@ async def open_host(
     found.require_gates(config.extra_required_gates)
     async with AsyncExitStack() as stack:
         slots: dict[str, Slot] = {}
-        services = await _open_services(stack, config, found, interposer, slots)
+        copies: dict[str, Copy] = {}
+        services = await _open_services(stack, config, found, interposer, slots, copies)
         images = ImageStore(config.state_dir / "images")
         checkers = {name: (factory(config), owner) for name, (factory, owner) in found.registry.checkers.items()}
         catalogues = [factory(config) for factory, _ in found.registry.catalogues.values()]
@@ -558,7 +582,8 @@ async def open_host(
                 await journal.run()
 
         async with trio.open_nursery() as nursery:
-            host = Host(services, found, images, nursery, checkers, catalogues, journal, EventBus(), slots)
+            host = Host(services, found, images, nursery, checkers, catalogues, journal, EventBus(), slots, copies)
+            host.copy_limit.total_tokens = config.max_copies
             nursery.start_soon(services.watcher.run)
             nursery.start_soon(write_journal)
             try:
@@ -601,6 +626,7 @@ async def _open_services(
     plugins: Plugins,
     interposer: Interposer | None,
     slots: dict[str, Slot],
+    copies: dict[str, Copy],
 ) -> Services:
     """Open what the host's desktops share; everything is released by `stack`, in reverse."""
     instance = f"h-{uuid.uuid4().hex[:12]}"
@@ -631,15 +657,16 @@ async def _open_services(
     stack.callback(remove_parent)
 
     def on_event(slot: str, event: DesktopEvent) -> None:
-        if slot in slots:
-            slots[slot].host.on_desktop_event(slot, event)
+        if (place := slots.get(slot) or copies.get(slot)) is not None:
+            place.host.on_desktop_event(slot, event)
 
     def acted(slot: str) -> bool:
-        return slot in slots and slots[slot].has_acted
+        place = slots.get(slot) or copies.get(slot)
+        return place is not None and place.has_acted
 
     def on_kill(slot: str) -> None:
-        if slot in slots:
-            slots[slot].check_oom()
+        if (place := slots.get(slot) or copies.get(slot)) is not None:
+            place.check_oom()
 
     def namespaces_of_others(slot: str) -> Mapping[str, Mapping[str, int]]:
         # One that is still being rebuilt has none yet; it looks at this one in its turn.

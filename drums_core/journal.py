@@ -471,7 +471,8 @@ def read_episode(state_dir: Path, identity: str) -> dict[str, Json]:
         )
         episode["quarantines"] = [{**dict(q), "by_user": bool(q["by_user"])} for q in quarantines]
         rewards = db.execute("SELECT reward, at FROM rewards WHERE episode = ? ORDER BY number", (identity,))
-        episode["rewards"] = [{**json.loads(r["reward"]), "at": r["at"]} for r in rewards]
+        # Rewards of earlier versions have no cause.
+        episode["rewards"] = [{"checker_error_cause": None, **json.loads(r["reward"]), "at": r["at"]} for r in rewards]
         return episode
 
 

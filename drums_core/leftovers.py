@@ -10,20 +10,24 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Container, Iterable
+from collections.abc import AsyncIterator, Container, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import structlog
+import trio
 
 from drums_core.checkpoint import MANIFEST, CheckpointStore
 from drums_core.durable import locked, take_lock
 from drums_core.evidence.processes import is_running, namespace_inodes, read_processes
-from drums_core.sys.cgroups import cgroup_names, existing_cgroup
+from drums_core.model import Limits
+from drums_core.sys.cgroups import Cgroup, cgroup_names, create_cgroup, existing_cgroup
 from drums_core.sys.removal import remove_tree, unmount_below
 
 _log = structlog.get_logger("drums.leftovers")
 KILL_LIMIT_S = 10.0
 WORKER_PREFIX = "w-"  # of the cgroups of checks
+CGROUP_LIMIT_S = 10.0
 
 
 def clear_slots(slots_dir: Path) -> list[str]:
@@ -90,6 +94,20 @@ def worker_cgroup_name() -> str:
     """A new name for a check's cgroup; it tells whose it is, since all hosts of a machine share the cgroup tree."""
     me = read_processes([os.getpid()])[0]
     return f"{WORKER_PREFIX}{me.host_pid}-{me.start_ticks}-{uuid.uuid4().hex[:8]}"
+
+
+@asynccontextmanager
+async def temporary_cgroup(limits: Limits) -> AsyncIterator[Cgroup]:
+    """A cgroup for what a check runs; what is left in it at the end is killed."""
+    cgroup = create_cgroup(worker_cgroup_name())
+    try:
+        cgroup.write_limits(limits)
+        yield cgroup
+    finally:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + CGROUP_LIMIT_S):
+            while not cgroup.remove():
+                cgroup.kill()
+                await trio.sleep(0.005)
 
 
 def clear_worker_cgroups() -> None:

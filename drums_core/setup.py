@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
@@ -15,11 +15,52 @@ from drums_core.abc import CommandResult
 from drums_core.model import Json, SetupStep
 
 if TYPE_CHECKING:
+    from drums_core.desktop import Desktop
+    from drums_core.guest_client import GuestClient
+    from drums_core.host import Host
     from drums_core.plugins import Registry
-    from drums_core.slot import Slot
 
 SCREEN = (1920, 1080)
 _SUDO = re.compile(r"(?:^|[\s;&|(`'\"/])sudo(?![\w./=-])")
+
+
+class Record(Protocol):
+    """What steps leave a word in: an episode, or the copy of a desktop that is graded."""
+
+    @property
+    def id(self) -> str:
+        """Of the episode."""
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks."""
+
+    @property
+    def outputs(self) -> dict[str, str]:
+        """Of commands, kept for the checker."""
+
+
+class Place(Protocol):
+    """Where steps are carried out: a slot, or the copy of its desktop that is graded."""
+
+    id: str
+    host: Host
+
+    @property
+    def desktop(self) -> Desktop | None:
+        """Its desktop."""
+
+    @property
+    def guest(self) -> GuestClient:
+        """Its desktop's guest server."""
+
+    @property
+    def has_acted(self) -> bool:
+        """Whether an agent has acted in it."""
+
+    @property
+    def episode(self) -> Record:
+        """What keeps notes and outputs."""
 
 
 def calls_sudo(command: str | Sequence[str]) -> bool:
@@ -36,7 +77,7 @@ def calls_sudo(command: str | Sequence[str]) -> bool:
 class DesktopStepContext:
     """`drums_core.abc.StepContext` over a real desktop."""
 
-    slot: Slot
+    slot: Place
     screen: tuple[int, int] = SCREEN
     cache: Path | None = None  # where the checker under way finds kept outputs
 
@@ -147,10 +188,11 @@ def parse_steps(registry: Registry, steps: Sequence[SetupStep], where: str) -> N
             raise ConfigError(f"{place}: {e.message}", hint=e.hint, path=path, **facts) from e
 
 
-async def run_steps(slot: Slot, steps: Sequence[SetupStep], *, cache: Path | None = None) -> None:
+async def run_steps(slot: Place, steps: Sequence[SetupStep], *, cache: Path | None = None) -> None:
     """Carry out steps in order.
 
     Args:
+        slot: where.
         cache: a folder that kept outputs are written to besides, for a checker under way.
 
     Raises:

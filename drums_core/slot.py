@@ -550,11 +550,20 @@ class Slot:
             self.episode.actions += 1
             return await execute_as_user(self.guest, "/execute", command, shell=shell, timeout_s=timeout_s)
 
-    async def verify(self, *, strict: bool = True) -> Reward:
-        """Wait for the verdict, then score the desktop in place.
+    async def snapshot(self) -> Checkpoint:
+        """A checkpoint of the desktop as it is, which is removed when nobody uses it any more; it runs on.
+
+        Raises:
+            DumpError: it could not be made.
+        """
+        return await self._dump(kind="fork", name="")
+
+    async def verify(self, *, strict: bool = True, in_place: bool | None = None) -> Reward:
+        """Wait for the verdict, then score a frozen copy of the desktop, which runs on untouched.
 
         Args:
             strict: raise instead of returning a reward that is not valid, or that has no score.
+            in_place: score the desktop itself, while its processes run; None is as the host is configured.
 
         Raises:
             InvalidEpisode: `.reward` rides along.
@@ -570,7 +579,8 @@ class Slot:
             async with self._operating("verify", SlotState.UP):
                 await self.episode.wait_judged()
                 if not self._out_of_order():
-                    reward = await grade(self)
+                    chosen = self.host.config.verify_in_place if in_place is None else in_place
+                    reward = await grade(self, in_place=chosen)
         if reward is None or self._out_of_order():  # before, or meanwhile
             reward = self.host.make_reward(self, score=None, checker_skipped=f"{self.state.value}: {self.reason}")
         await self.host.journal.record_reward(episode, reward)

@@ -13,14 +13,16 @@ import trio
 from drums.errors import CheckerError, ConfigError, DesktopError
 from drums_core.abc import CheckContext
 from drums_core.config import HostConfig
-from drums_core.model import Json, SetupStep, Task
+from drums_core.model import Cause, Json, SetupStep, Task
 from drums_osworld.symbols import Symbols, locate, named, scan
 from drums_osworld.task_file import structure_steps
+from drums_verifiers.asking import ask_worker
 from drums_verifiers.grading import score_of
-from drums_verifiers.worker import run_worker
 
 JOB = "drums_osworld.worker_job:run"
 _GIVE_UP = "FAIL"
+# These run a file that the agent wrote, in the worker itself: whoever writes it can have them say anything.
+_RUN_THE_AGENTS_CODE = frozenset({"check_python_file_by_test_suite"})
 
 
 class OSWorldChecker:
@@ -51,8 +53,9 @@ class OSWorldChecker:
             self._names(task, self._symbols())
 
     def provenance(self, task: Task) -> Mapping[str, Json]:
-        """The functions, the package's version and the sha256 of each file that defines one of them."""
+        """The functions, the checkout's commit, the package's version and the sha256 of each file that has one."""
         out: dict[str, Json] = {"checker": "osworld", "functions": named(task.evaluator.get("func"))}
+        out["checkout"] = checkout_commit(self._config.osworld)
         if task.evaluator.get("func") == "infeasible":
             return out
         symbols = self._symbols()
@@ -61,6 +64,8 @@ class OSWorldChecker:
         files += [symbols.file("getters", symbols.getter(x)) for x in getters]
         out["desktop_env"] = locate(self._config.osworld)[1]
         out["files"] = symbols.hashes(files)
+        if forgeable := sorted(_RUN_THE_AGENTS_CODE & set(metrics)):
+            out["forgeable"] = forgeable
         return out
 
     async def check(self, context: CheckContext) -> float:
@@ -86,25 +91,16 @@ class OSWorldChecker:
             "getters": {x: _place(symbols.getter(x)) for x in getters},
         }
         files = {"desktop_env": symbols.root, **_kept(context.scratch)}
-        try:
-            answer = await run_worker(
-                request,
-                job=JOB,
-                timeout_s=self._config.checker_timeout_s,
-                cgroup_paths=context.worker_cgroups,
-                guest=context.serve_guest,
-                files=files,
-            )
-        except CheckerError as e:
-            _refuse_unasked(context, cause=e)
-            raise
-        _refuse_unasked(context)
-        if set(answer) != {"score", "broken"} or not isinstance(answer["broken"], list):
-            raise CheckerError(f"the worker of {JOB!r} answered {answer!r:.200}")
-        if answer["broken"]:
-            reasons = [str(x) for x in answer["broken"]]
-            raise CheckerError(f"OSWorld's {evaluator['func']!r} could not be run: {reasons[0]}", reasons=reasons)
-        return score_of(answer["score"], source=f"OSWorld's {evaluator['func']!r}")
+        source = f"OSWorld's {evaluator['func']!r}"
+        answer, broken = await ask_worker(
+            context, request, job=JOB, source=source, timeout_s=self._config.checker_timeout_s, files=files
+        )
+        if broken:
+            error = CheckerError(f"{source} could not be run: {broken[0]}", reasons=broken)
+            if answer.get("hostile"):
+                error.facts.update(cause=Cause.AGENT, evidence=broken)
+            raise error
+        return score_of(answer["score"], source=source)
 
     def _symbols(self) -> Symbols:
         return scan(locate(self._config.osworld)[0])
@@ -122,15 +118,26 @@ class OSWorldChecker:
         return metrics, getters
 
 
+def checkout_commit(folder: Path | None) -> str | None:
+    """The commit of a git checkout, None where there is none; read from its files, without git."""
+    for place in () if folder is None else (folder, folder.parent):
+        git = place / ".git"
+        try:
+            head = (git / "HEAD").read_text(encoding="ascii").strip()
+            name = head.removeprefix("ref: ")
+            if name == head:
+                return head
+            if (git / name).is_file():
+                return (git / name).read_text(encoding="ascii").strip()
+            packed = (git / "packed-refs").read_text(encoding="ascii").splitlines()
+            return next((line.split()[0] for line in packed if line.endswith(f" {name}")), None)
+        except (OSError, UnicodeDecodeError):
+            continue
+    return None
+
+
 def _place(symbol: Any) -> dict[str, str]:
     return {"module": symbol.module, "attribute": symbol.attribute}
-
-
-def _refuse_unasked(context: CheckContext, cause: CheckerError | None = None) -> None:
-    """A request that the desktop did not get answers to says nothing about the desktop."""
-    if context.transport_failures:
-        lines = list(context.transport_failures)
-        raise CheckerError(f"could not ask the desktop: {lines[0]}", failures=lines) from cause
 
 
 def _kept(scratch: Path) -> dict[str, Path]:

@@ -14,6 +14,7 @@ getter is caught.
 
 from __future__ import annotations
 
+import ast
 import copy
 import importlib
 import importlib.abc
@@ -30,6 +31,7 @@ CACHE = "cache"
 KEPT = "/drums/files/cache"
 
 BROKEN: list[str] = []
+HOSTILE: list[str] = []  # what the desktop said where only an agent can have put it
 _phase = {"importing": False}
 
 
@@ -193,8 +195,20 @@ def load(kind: str, symbols: Mapping[str, Mapping[str, str]]) -> dict[str, Calla
     out = {}
     for name, place in symbols.items():
         module = importlib.import_module(f"desktop_env.evaluators.{kind}.{place['module']}")
+        # Before the builtin's, the module's own globals are looked up: what the desktop wrote is never run.
+        vars(module)["eval"] = literal
         out[name] = getattr(module, place["attribute"])
     return out
+
+
+def literal(text: str, *_: object) -> Any:
+    """In the place of `eval`: the value of a literal, as programs print lists. Code gives no score."""
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as e:
+        reason = f"the desktop answered with {text[:200]!r}, which is no literal, and OSWorld would run it"
+        HOSTILE.append(reason)
+        raise broken(reason) from e
 
 
 def controller() -> Any:
@@ -346,4 +360,4 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         score = _plain(evaluate(copy.deepcopy(request["evaluator"]), env, metrics, getters))
     except WorkerBroken:
         pass  # it is in BROKEN
-    return {"score": score, "broken": BROKEN[:20]}
+    return {"score": score, "broken": BROKEN[:20], "hostile": HOSTILE[:20]}

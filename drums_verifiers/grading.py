@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from drums.errors import CheckerError
 
 
@@ -18,7 +16,9 @@ def score_of(value: object, *, source: str) -> float:
         CheckerError: `value` is not a finite number (or bool) from 0 to 1; never rounded, clipped or parsed.
     """
     if not isinstance(value, (bool, int, float)):
-        raise CheckerError(f"{source} returned {value!r:.200}, not a number from 0 to 1", returned=repr(value)[:200])
-    if not math.isfinite(value) or not 0 <= value <= 1:
-        raise CheckerError(f"{source} returned {value!r}, allowed is 0 to 1", returned=repr(value))
+        message = f"{source} returned {value!r:.200}, not a number from 0 to 1"
+        raise CheckerError(message, returned=repr(value)[:200], cause="task")
+    if not 0 <= value <= 1:  # nor is NaN
+        message = f"{source} returned {str(value)[:200]}, allowed is 0 to 1"
+        raise CheckerError(message, returned=repr(value)[:200], cause="task")
     return float(value)

@@ -108,9 +108,13 @@ def _etc() -> Plan:
     return plan
 
 
-def _limits(timeout_s: float, scratch_bytes: int) -> Plan:
+def _limits(timeout_s: float, scratch_bytes: int, *, in_cgroup: bool) -> Plan:
     cpu = math.ceil(timeout_s) * 4  # the wall clock is what ends a worker; this holds if the host's process dies
     values = {"NOFILE": 1024, "NPROC": 512, "FSIZE": scratch_bytes, "CORE": 0, "CPU": cpu, "MEMLOCK": 65536}
+    if in_cgroup:
+        # The kernel counts this one over all processes of uid 65534, those of other checks' workers included: one that
+        # forks without end would take the others' share. A cgroup's limit is the worker's own.
+        del values["NPROC"]
     return [["rlimit", name, value, value] for name, value in values.items()]
 
 
@@ -144,7 +148,7 @@ def sandbox_plan(
         report_fd: descriptor that gets the host's pid of the namespace's pid 1 once the namespaces are there.
         readonly: path inside -> file or folder on the host, mounted read-only.
         timeout_s: the worker's time, for the CPU limit.
-        cgroup_paths: cgroup directories that the worker joins; they limit its memory.
+        cgroup_paths: cgroup directories that the worker joins; they limit its memory and its processes.
         scratch_bytes: size of the scratch directory, and of the largest file.
     """
     plan: Plan = [
@@ -184,7 +188,7 @@ def sandbox_plan(
         ["pivot_root", _STAGE],
         ["mount", None, "/", None, ["remount", "bind", "ro", "nosuid", "nodev"]],
         ["chdir", SCRATCH],
-        *_limits(timeout_s, scratch_bytes),
+        *_limits(timeout_s, scratch_bytes, in_cgroup=bool(cgroup_paths)),
         ["bounding"],
         ["ids", NOBODY, NOBODY, []],
         ["no_new_privs"],

@@ -22,10 +22,10 @@ from drums_core.config import HostConfig
 from drums_core.hookspecs import RegisterChecker, hookimpl
 from drums_core.model import Json, PluginRecord, SetupStep, Task
 from drums_verifiers import sandbox
+from drums_verifiers.asking import ask_worker, refuse_unasked
 from drums_verifiers.grading import score_of
 from drums_verifiers.installed import Installed, find, records, require_function
 from drums_verifiers.pinning import Copies, Copy
-from drums_verifiers.worker import run_worker
 
 FUNC = "drums_verifier"
 JOB = "drums_verifiers.verifier_job:run"
@@ -129,22 +129,10 @@ class VerifierChecker:
             "last_action": context.last_action,
             "path": path,
         }
-        try:
-            answer = await run_worker(
-                request,
-                job=JOB,
-                timeout_s=self._config.checker_timeout_s,
-                cgroup_paths=context.worker_cgroups,
-                guest=context.serve_guest,
-                files=files,
-            )
-        except CheckerError as e:
-            _refuse_unasked(context, (), cause=e)
-            raise
-        broken = answer.get("broken")
-        if "score" not in answer or not isinstance(broken, list):
-            raise CheckerError(f"the worker of {source} answered {answer!r:.200}")
-        _refuse_unasked(context, [str(x) for x in broken])
+        answer, broken = await ask_worker(
+            context, request, job=JOB, source=source, timeout_s=self._config.checker_timeout_s, files=files
+        )
+        refuse_unasked(broken)
         context.findings.update({key: answer[key] for key in ("evidence", "notes") if key in answer})
         return score_of(answer["score"], source=source)
 
@@ -195,13 +183,6 @@ def _shown(verifier: Installed) -> tuple[dict[str, Path], list[str]]:
     if any(library.resolve() in verifier.place.resolve().parents for library in sandbox.library_paths()):
         return {}, []
     return {verifier.place.name: verifier.place}, [sandbox.FILES]
-
-
-def _refuse_unasked(context: CheckContext, broken: Sequence[str], cause: CheckerError | None = None) -> None:
-    """A request that the desktop did not get answers to says nothing about the desktop."""
-    lines = [*context.transport_failures, *broken]
-    if lines:
-        raise CheckerError(f"could not ask the desktop: {lines[0]}", failures=lines) from cause
 
 
 def _checker(config: HostConfig) -> Checker:

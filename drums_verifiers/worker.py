@@ -69,7 +69,7 @@ async def run_worker(
     """
     async with AsyncExitStack() as stack:
         worker = await _start(stack, job, timeout_s, cgroup_paths, files or {}, scratch_bytes)
-        kills = _oom_kills(cgroup_paths)
+        kills, refused = _oom_kills(cgroup_paths), _forks_refused(cgroup_paths)
         try:
             call = _call(request, job)
             listener = _listen_inside(worker.process.pid) if guest else None
@@ -83,6 +83,9 @@ async def run_worker(
             raise _error(worker, worker.fault)
         if worker.process.returncode:
             raise _error(worker, _ending(worker, worker.process.returncode, _oom_kills(cgroup_paths) - kills))
+        if _forks_refused(cgroup_paths) > refused:
+            # What met the refusal has probably swallowed it.
+            raise _error(worker, "wanted more processes and threads than its cgroup allows")
         return _parse(worker)
 
 
@@ -308,14 +311,23 @@ async def _end(worker: _Worker) -> None:
 
 def _oom_kills(cgroup_paths: Sequence[Path]) -> int:
     """How many processes the kernel has taken in these cgroups for want of memory (v2: memory.events)."""
+    return _counted(cgroup_paths, ("memory.events", "memory.oom_control"), "oom_kill")
+
+
+def _forks_refused(cgroup_paths: Sequence[Path]) -> int:
+    """How many forks the kernel has refused in these cgroups (cgroup-v1/pids.rst, cgroup-v2.rst: pids.events)."""
+    return _counted(cgroup_paths, ("pids.events",), "max")
+
+
+def _counted(cgroup_paths: Sequence[Path], names: Sequence[str], key: str) -> int:
     total = 0
     for path in cgroup_paths:
-        for name in ("memory.events", "memory.oom_control"):
+        for name in names:
             try:
                 lines = (path / name).read_text(encoding="ascii").splitlines()
             except OSError:
                 continue  # that controller is not here
-            total += sum(int(x.split()[1]) for x in lines if x.startswith("oom_kill "))
+            total += sum(int(x.split()[1]) for x in lines if x.startswith(f"{key} "))
     return total
 
 
@@ -347,7 +359,9 @@ def _parse(worker: _Worker) -> dict[str, Any]:
         raise _error(worker, f"answered {value!r:.200}, not an object")
     texts = {"type", "message", "traceback"}
     if isinstance(reply, dict) and set(reply) == {"ok", *texts} and all(isinstance(reply[x], str) for x in texts):
-        raise _error(worker, f"raised {reply['type']}: {reply['message']}", traceback=reply["traceback"])
+        # The worker cuts them too, unless what it ran has taken it over.
+        said = f"raised {reply['type'][:200]}: {reply['message'][:2000]}"
+        raise _error(worker, said, traceback=reply["traceback"][-8000:])
     raise _error(worker, f"sent {bytes(worker.reply[:200])!r}, which is no reply")
 
 

@@ -289,6 +289,7 @@ class FakeDaemon:
             "score": None if quarantined else 1.0,
             **validity,
             "checker_error": None,
+            "checker_error_cause": None,
             "checker_skipped": f"quarantined: {slot['reason']}" if quarantined else None,
             "provenance": {"drums": "0.1.0"},
         }

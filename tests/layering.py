@@ -52,6 +52,7 @@ above it, only the value that says which CRIU there is."""
 STAND_ALONE: Mapping[str, frozenset[str]] = {
     "drums_core/sys/enter.py": frozenset(),
     "drums_core/sys/sudo_server.py": frozenset(),
+    "drums_core/sys/examiner_main.py": frozenset({"guest"}),  # the image's own copy of drums_core/guest
     "drums_verifiers/worker_main.py": frozenset(),
     "drums_verifiers/desktop_view.py": frozenset(),
     "drums_core/plugin_trial.py": frozenset(),

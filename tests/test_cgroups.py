@@ -126,6 +126,37 @@ def test_freeze_and_thaw(group: Cgroup, start: Start) -> None:
 
 
 @requires("root")
+def test_a_part_stays_frozen(group: Cgroup, start: Start) -> None:
+    """What is set apart neither runs nor is lost when the rest is thawed, and goes with it when it is killed."""
+    rest, part = start(COUNTER), start(COUNTER)
+    for process in (rest, part):
+        assert process.stdout and process.stdout.read(1)
+        os.set_blocking(process.stdout.fileno(), False)
+
+    def drained(process: subprocess.Popen[bytes]) -> bool:
+        assert process.stdout
+        return not process.stdout.read()
+
+    assert not group.apart.exists
+    group.freeze()
+    group.set_apart([part.pid])
+    wait_until(lambda: drained(rest) and drained(part))
+    group.thaw()
+    wait_until(lambda: not drained(rest))
+    assert drained(part) and group.pids() == {rest.pid, part.pid} and group.apart.pids() == {part.pid}
+    group.apart.thaw()
+    wait_until(lambda: not drained(part))
+    group.apart.freeze()
+    group.freeze()
+    assert not group.remove()
+    group.kill()
+    group.thaw()
+    assert rest.wait(PATIENCE_S) == part.wait(PATIENCE_S) == -9
+    wait_until(group.remove)
+    assert not group.apart.exists
+
+
+@requires("root")
 def test_evict(group: Cgroup, start: Start) -> None:
     """One process leaves for the parent, and is not frozen with the others."""
     one, two = start("input()"), start("input()")

@@ -966,7 +966,7 @@ async def test_the_gateway_notes_an_impostor(monkeypatch: pytest.MonkeyPatch) ->
         listening = socket.create_server(("127.0.0.1", 0))
         port = listening.getsockname()[1]
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve_guest, client, listening.detach(), failures)
+            nursery.start_soon(serve_guest, client.request, listening.detach(), failures)
             async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
                 await stream.send_all(b"GET /file HTTP/1.1\r\nHost: x\r\nX-Drums-Nonce: worker\r\nX-A: b\r\n\r\n")
                 reply = b"".join([part async for part in stream])
@@ -984,7 +984,7 @@ async def test_the_gateway_passes_on_what_is_proven(desktop: Desktop) -> None:
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve_guest, guest_client.GuestClient(netns, SECRET), listening.detach(), failures)
+        nursery.start_soon(serve_guest, guest_client.GuestClient(netns, SECRET).request, listening.detach(), failures)
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
             await stream.send_all(
                 b"POST /file HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-www-form-urlencoded\r\n"

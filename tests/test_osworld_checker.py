@@ -19,9 +19,9 @@ from drums.errors import CheckerError, ConfigError, GuestError, PrerequisiteErro
 from drums_core.abc import CheckContext
 from drums_core.config import HostConfig
 from drums_core.model import SetupStep, Task
-from drums_osworld import checker as checker_module
 from drums_osworld import worker_job
-from drums_osworld.checker import OSWorldChecker
+from drums_osworld.checker import OSWorldChecker, checkout_commit
+from drums_verifiers import asking
 
 needs_root = requires("root")
 
@@ -304,9 +304,24 @@ async def test_what_a_worker_answers_is_checked(bench: Bench, monkeypatch: pytes
         async def worker(*_: object, answer: dict[str, Any] = answer, **__: object) -> dict[str, Any]:
             return answer
 
-        monkeypatch.setattr(checker_module, "run_worker", worker)
+        monkeypatch.setattr(asking, "run_worker", worker)
         with pytest.raises(CheckerError):
             await bench.score(RENAMED, Guest(says("")))
+
+
+def test_the_commit_of_a_checkout(tmp_path: Path) -> None:
+    """A branch's, a packed one's, a detached one; of the folder or the one above; none where there is none."""
+    git = tmp_path / ".git"
+    (git / "refs/heads").mkdir(parents=True)
+    assert checkout_commit(None) is None and checkout_commit(tmp_path) is None
+    (git / "HEAD").write_text("ref: refs/heads/main\n")
+    assert checkout_commit(tmp_path) is None
+    (git / "packed-refs").write_text(f"# pack-refs\n{'a' * 40} refs/heads/main\n")
+    assert checkout_commit(tmp_path) == "a" * 40
+    (git / "refs/heads/main").write_text("b" * 40 + "\n")
+    assert checkout_commit(tmp_path) == checkout_commit(tmp_path / "inside") == "b" * 40
+    (git / "HEAD").write_text("c" * 40 + "\n")
+    assert checkout_commit(tmp_path) == "c" * 40
 
 
 def test_validate_names_the_nearest() -> None:

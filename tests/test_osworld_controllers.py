@@ -34,7 +34,7 @@ def controllers(folder: Path) -> Any:
         listener = socket.create_server(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         async with await host.create(image="osworld") as slot, trio.open_nursery() as nursery:
-            nursery.start_soon(serve_guest, slot.guest, listener.detach(), failures)
+            nursery.start_soon(serve_guest, slot.guest.request, listener.detach(), failures)
             command = [sys.executable, str(CLIENT), str(port), str(folder)]
             with trio.fail_after(300):
                 done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)

@@ -27,7 +27,7 @@ async def root_step_after_an_agent(host: Host) -> dict[str, object]:
     async with await host.create(task) as slot:
         await write(slot, "/home/user/.local/lib/python3.11/site-packages/usercustomize.py", PLANT)
         await slot.wait_valid()
-        reward = await slot.verify(strict=False)
+        reward = await slot.verify(strict=False, in_place=True)
         return {"reward": reward, "uids": await run(slot, "cat /tmp/uid"), "notes": list(slot.episode.notes)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -17,6 +18,8 @@ import trio
 from requires import requires
 
 from drums.errors import CheckerError
+from drums_core.leftovers import temporary_cgroup
+from drums_core.model import Limits
 from drums_verifiers import sandbox
 from drums_verifiers.worker import run_worker
 
@@ -97,7 +100,10 @@ async def test_sandbox_shows_nothing_of_the_host(tmp_path: Path, monkeypatch: py
     assert {status[x] for x in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
     assert seen["pids"][:2] == [1, 2] and len(seen["pids"]) <= 3
-    assert seen["writable"] == ["/drums/work"]
+    assert seen["writable"] == ["/drums/work"] and seen["listing"] == []
+    assert not {os.readlink(f"/proc/self/ns/{x}") for x in seen["namespaces"]} & set(seen["namespaces"].values())
+    assert seen["limits"]["CPU"] == [80, 80] and seen["limits"]["FSIZE"] == [1 << 30, 1 << 30]
+    assert seen["limits"]["CORE"] == [0, 0] and seen["limits"]["NPROC"] == [512, 512]
     assert seen["links"] == ["lo"]
     assert seen["host_file"] == seen["shadow"] == "FileNotFoundError"
     assert seen["file"] == "b'for the worker'"
@@ -171,6 +177,17 @@ async def test_exception_is_an_error_with_its_traceback_and_output() -> None:
     assert "seen before the end" in info.value.output
 
 
+async def test_huge_exception_is_cut() -> None:
+    with pytest.raises(CheckerError, match="raised ValueError: xxx") as info:
+        await run("talk")
+    assert len(info.value.message) < 3000 and len(info.value.traceback) <= 8000
+
+
+async def test_busy_worker_is_ended_in_time() -> None:
+    with pytest.raises(CheckerError, match="did not finish within 1 s"):
+        await run("spin", timeout_s=1)
+
+
 async def test_hanging_worker_is_ended_in_time() -> None:
     start = time.monotonic()
     with pytest.raises(CheckerError, match=r"within 0\.7 s") as info:
@@ -215,11 +232,14 @@ async def test_value_that_is_no_object_is_an_error(kind: str) -> None:
         '{"ok": 1, "value": {"score": 1.0}}',
         '{"ok": true, "value": 1.0}',
         "[" * 100_000,
+        pickle.dumps({"ok": True, "value": {"score": 1.0}}, protocol=0).decode("latin-1"),
+        '{"ok": false, "type": "' + "x" * 100_000 + '", "message": "' + "y" * 100_000 + '", "traceback": ""}',
     ],
 )
 async def test_reply_that_is_none_is_an_error(reply: str) -> None:
-    with pytest.raises(CheckerError):
+    with pytest.raises(CheckerError) as info:
         await run("forge", {"bytes": reply, "exit": True})
+    assert len(info.value.message) < 4000
 
 
 async def test_second_reply_is_an_error() -> None:
@@ -260,6 +280,16 @@ async def test_memory_limit_kills_and_says_so(memory_cgroup: Path) -> None:
     assert await run("echo", {"a": 1}, cgroup_paths=[memory_cgroup]) == {"a": 1}
     with pytest.raises(CheckerError, match="for want of memory"):
         await run("eat", cgroup_paths=[memory_cgroup])
+
+
+async def test_process_limit_is_its_own_and_shows() -> None:
+    """What one worker takes, another does not miss; a refusal that a checker swallows withholds its answer."""
+    async with temporary_cgroup(Limits(pids=64)) as one, temporary_cgroup(Limits(pids=64)) as other:
+        seen = await run("probe", {"secret": "/none"}, cgroup_paths=other.paths)
+        assert seen["limits"]["NPROC"] == [-1, -1] or seen["limits"]["NPROC"][1] > 512
+        with pytest.raises(CheckerError, match="more processes and threads than its cgroup allows"):
+            await run("swarm", cgroup_paths=one.paths)
+        assert await run("leave", cgroup_paths=other.paths) == {"left": True}
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.005, 0.02, 0.04, 0.06, 0.1, 0.3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -34,10 +35,12 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
         with open(path, "rb") as f:
             return f.read()
 
+    listing = os.listdir(".")
     with open("script", "w", encoding="ascii") as f:
         f.write("#!/bin/sh\n")
     os.chmod("script", 0o755)
     return {
+        "listing": listing,
         "ids": [os.getresuid(), os.getresgid(), os.getgroups()],
         "status": status,
         "pids": sorted(int(x) for x in os.listdir("/proc") if x.isdigit()),
@@ -45,6 +48,8 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
         "fds": sorted(int(x) for x in os.listdir("/proc/self/fd")),
         "environment": dict(os.environ),
         "others": [_try(lambda x=x: read(f"/proc/{x}/environ")) for x in ("1", "self")],
+        "namespaces": {x: os.readlink(f"/proc/self/ns/{x}") for x in ("pid", "mnt", "net", "ipc", "uts")},
+        "limits": {x: resource.getrlimit(getattr(resource, f"RLIMIT_{x}")) for x in ("CPU", "FSIZE", "CORE", "NPROC")},
         "links": sorted(x for _, x in socket.if_nameindex()),
         "host_file": _try(lambda: read(request["secret"])),
         "shadow": _try(lambda: read("/etc/shadow")),
@@ -77,6 +82,31 @@ def fail(request: dict[str, Any]) -> dict[str, Any]:
     """An exception."""
     print("seen before the end")
     raise ValueError("no such sheet")
+
+
+def talk(request: dict[str, Any]) -> dict[str, Any]:
+    """An exception that says a great deal."""
+    raise ValueError("x" * (3 << 20))
+
+
+def spin(request: dict[str, Any]) -> dict[str, Any]:
+    """More CPU time than allowed, on all processors, and no word of it."""
+    for _ in range(4):
+        if os.fork() == 0:
+            break
+    while True:
+        pass
+
+
+def swarm(request: dict[str, Any]) -> dict[str, Any]:
+    """More processes than allowed; the refusal is swallowed, as checkers do."""
+    try:
+        for _ in range(1000):
+            if os.fork() == 0:
+                time.sleep(1000)
+    except OSError:
+        pass
+    return {"score": 0.0}
 
 
 def die(request: dict[str, Any]) -> dict[str, Any]:

@@ -10,11 +10,13 @@ from drums.commands.output import json_option, one_line, print_json
 @click.command()
 @click.argument("slot")
 @click.option("--strict/--no-strict", default=True, help="Exit code 1 unless the reward is valid and has a score.")
+@click.option("--in-place", is_flag=True, default=None, help="Score the desktop itself, not a frozen copy of it.")
 @json_option("the reward")
-def verify(slot: str, strict: bool, as_json: bool) -> None:
-    """Score a desktop as it is.
+def verify(slot: str, strict: bool, in_place: bool | None, as_json: bool) -> None:
+    """Score a desktop.
 
-    Waits for the verdict on the episode, runs the task's checker, and prints the reward in any case.
+    Waits for the verdict on the episode, runs the task's checker on a frozen copy of the desktop, and prints the reward
+    in any case. The desktop runs on.
 
     \b
     drums verify d-0123456789ab
@@ -24,7 +26,7 @@ def verify(slot: str, strict: bool, as_json: bool) -> None:
     from drums.commands.session import running_daemon
 
     with running_daemon() as client:
-        reward = client.slot(slot).verify(strict=False)
+        reward = client.slot(slot).verify(strict=False, in_place=in_place)
     if as_json:
         print_json(reward.to_dict())
     else:
@@ -32,7 +34,12 @@ def verify(slot: str, strict: bool, as_json: bool) -> None:
         click.echo(f"verdict  {reward.verdict}")
         for reason in reward.invalid_reasons:
             click.echo(f"         {one_line(reason)}")
-        for name, value in (("error", reward.checker_error), ("skipped", reward.checker_skipped)):
+        told = (
+            ("error", reward.checker_error),
+            ("cause", reward.checker_error_cause),
+            ("skipped", reward.checker_skipped),
+        )
+        for name, value in told:
             if value is not None:
                 click.echo(f"{name:8} {one_line(value)}")
     if strict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -75,7 +76,7 @@ def _why(episode: dict[str, Any]) -> str:
 @click.argument("episode")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with all that was observed.")
 def show(episode: str, as_json: bool) -> None:
-    """Show one EPISODE with its gates, quarantines and rewards.
+    """Show one EPISODE with its gates, quarantines and rewards, and what each reward rests on.
 
     \b
     sudo drums episodes show e-0123456789abcdef
@@ -103,3 +104,22 @@ def show(episode: str, as_json: bool) -> None:
     print_table("episode", ["what", "value"], rows)
     gates = [[g["gate"], g["status"], g["phase"], g["reason"]] for g in found["gates"]]
     print_table("gates", ["gate", "status", "phase", "reason"], gates)
+    for number, reward in enumerate(found["rewards"], 1):
+        title = f"reward {number} of {len(found['rewards'])}"
+        print_table(title, ["what", "value"], [["at", _when(reward["at"])], *_flat(reward, without=("at",))])
+
+
+def _flat(document: dict[str, Any], prefix: str = "", without: tuple[str, ...] = ()) -> list[list[str]]:
+    """A row for each value in a document, named by its path."""
+    rows = []
+    for key, value in document.items():
+        if key in without or value in (None, [], {}):
+            continue
+        if isinstance(value, dict):
+            rows += _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and all(isinstance(x, dict) for x in value):
+            for index, part in enumerate(value):
+                rows += _flat(part, f"{prefix}{key}[{index}].")
+        else:
+            rows.append([prefix + key, value if isinstance(value, str) else json.dumps(value)])
+    return rows

@@ -351,7 +351,8 @@ async def _execute(call: Call) -> dict[str, Json]:
 
 
 async def _verify(call: Call) -> dict[str, Json]:
-    reward = await call.slot().verify(strict=False)
+    body: wire.VerifySlot = call.body
+    reward = await call.slot().verify(strict=False, in_place=body.in_place)
     return reward.to_dict()
 
 
@@ -465,7 +466,7 @@ OPERATIONS = (
     _slot_call("save", "Keep its state under a name", _save, wire.SavedCheckpoint, wire.SaveSlot, long=True),
     _slot_call("step", "One action of the agent", _step, wire.StepResult, wire.StepSlot, acts=True),
     _slot_call("execute", "A command as the user", _execute, wire.ExecuteResult, wire.ExecuteInSlot, acts=True),
-    _slot_call("verify", "Score it in place", _verify, wire.RewardDocument, wire.Nothing, long=True),
+    _slot_call("verify", "Score it", _verify, wire.RewardDocument, wire.VerifySlot, long=True),
     _slot_call("quarantine", "Mark it as broken", _quarantine, wire.SlotDocument, wire.QuarantineSlot),
     _slot_call("release", "End a quarantined desktop", _release, wire.SlotDocument, wire.Nothing),
     _slot_call("extend", "Let it live longer", _extend, wire.SlotDocument, wire.ExtendSlot),

@@ -87,6 +87,13 @@ class WaitForVerdict:
 
 
 @attrs.frozen
+class VerifySlot:
+    """Score a frozen copy of the desktop, or with `in_place` the desktop itself; null is as the host is configured."""
+
+    in_place: bool | None = None
+
+
+@attrs.frozen
 class QuarantineSlot:
     """Mark the episode as broken."""
 
@@ -262,6 +269,7 @@ class RewardDocument:
     verdict: Literal["pending", "valid", "invalid"]
     bad_gates: list[str]
     checker_error: str | None
+    checker_error_cause: Literal["agent", "task", "infrastructure", "unknown"] | None
     checker_skipped: str | None
     provenance: dict[str, Json]
 

@@ -20,6 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from drums_core.hashing import hash_content
 from drums_core.model import Json
 
 # How an entry is laid out, in this order; what does not apply to its type is None.
@@ -30,7 +31,6 @@ _SYS_OPENAT2 = 437
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x01, 0x02, 0x04, 0x08
 _RESOLVE = _NO_XDEV | _NO_MAGICLINKS | _NO_SYMLINKS | _BENEATH
 _PATH_BYTES = 3000  # of one openat2 call; PATH_MAX is 4096
-_CHUNK_BYTES = 1 << 20
 _INLINE_BYTES = 1 << 16  # smaller files are hashed where they are found
 _IN_FLIGHT = 64
 _HIDDEN_XATTRS = "trusted.overlay."
@@ -195,15 +195,11 @@ class _Tree:
 
 
 def _hash_descriptor(fd: int) -> str:
-    """BLAKE3 of a file's content; closes the descriptor."""
-    from blake3 import blake3
-
-    with open(fd, "rb", buffering=0) as f:
-        hasher = blake3()
-        while data := f.read(_CHUNK_BYTES):
-            hasher.update(data)
-    digest: str = hasher.hexdigest()
-    return digest
+    """The hash of a file's content; closes the descriptor."""
+    try:
+        return hash_content(fd)
+    finally:
+        os.close(fd)
 
 
 def _xattrs(path_fd: int) -> dict[str, str]:

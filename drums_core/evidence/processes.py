@@ -79,6 +79,19 @@ def read_argv(pid: int) -> tuple[str, ...]:
     return tuple(os.fsdecode(x) for x in parts) if data else ()
 
 
+def read_uid(pid: int) -> int:
+    """The real user id, as the reader's user namespace numbers it.
+
+    Raises:
+        FileNotFoundError, ProcessLookupError: there is no such process.
+    """
+    with open(f"/proc/{pid}/status", "rb") as f:
+        for line in f:
+            if line.startswith(b"Uid:"):
+                return int(line.split()[1])
+    raise ProcessLookupError(f"process {pid} has no user id")
+
+
 def read_executable(pid: int) -> str:
     """The path of the program that the process runs, as its own mount namespace names it."""
     return os.readlink(f"/proc/{pid}/exe")

@@ -7,6 +7,7 @@ file that only this process reads, so that the spawner itself never holds what i
 import atexit
 import builtins
 import contextlib
+import errno
 import io
 import json
 import os
@@ -226,6 +227,11 @@ def _open_file(status, _data, path):
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise Refused("absent", f"{path!r} does not exist") from error
+    except OSError as error:
+        # Of the user's own making, and so a fact about the desktop, no failure to ask it.
+        if error.errno in (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO):
+            raise Refused("unsuitable", f"{path!r} cannot be read: {error.strerror}") from error
+        raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise Refused("unsuitable", f"{path!r} is not a regular file")
     socket.send_fds(status, [json.dumps({"kind": "opened", "name": os.path.basename(path)}).encode()], [descriptor])

@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -20,6 +20,7 @@ from drums_core.model import KernelLimits, Limits
 PARENT = "drums"
 CPU_PERIOD_US = 100_000
 PARENT_TRIES = 10
+APART = "apart"
 V1_CONTROLLERS = ("memory", "cpu", "pids", "freezer")
 _V2_ROOT = Path("/sys/fs/cgroup")
 
@@ -111,12 +112,36 @@ class Cgroup:
         """Whether this is a version 2 cgroup."""
         return "" in self.directories
 
+    @property
+    def apart(self) -> Cgroup:
+        """A part of it that is frozen and thawed on its own, once `set_apart` has made it."""
+        controller = "" if self.is_v2 else "freezer"
+        found = {c: path / APART for c, path in self.directories.items() if c == controller}
+        return Cgroup(f"{self.name}/{APART}", found)
+
+    @property
+    def exists(self) -> bool:
+        """Whether any of its directories is there."""
+        return any(path.is_dir() for path in self.paths)
+
+    def set_apart(self, pids: Iterable[int]) -> None:
+        """Move these processes, frozen with all others, into the part of it that stays frozen when it is thawed."""
+        apart = self.apart
+        for path in apart.paths:
+            path.mkdir(exist_ok=True)
+        apart.freeze()
+        for pid in pids:
+            for path in apart.paths:
+                with contextlib.suppress(ProcessLookupError):
+                    _write(path / "cgroup.procs", pid)
+
     def _file(self, controller: str, name: str) -> Path:
         return self.directories["" if self.is_v2 else controller] / name
 
     def pids(self) -> frozenset[int]:
         """Host pids of the live processes in it, zombies left out."""
-        return frozenset().union(*self.members().values())
+        inside = frozenset[int]().union(*self.members().values())
+        return inside | self.apart.pids() if self.apart.exists else inside
 
     def members(self) -> Mapping[Path, frozenset[int]]:
         """Live processes by directory."""
@@ -178,6 +203,16 @@ class Cgroup:
                 return int(value)
         raise OSError(f"no oom_kill counter for cgroup {self.name!r}; Linux 4.13 or newer is needed")
 
+    def pids_in_use(self) -> int:
+        """How many processes and threads the kernel counts in it."""
+        return int(_read(self._file("pids", "pids.current")))
+
+    def memory_in_use(self) -> int:
+        """Bytes that only its processes can give back: their own memory and shared memory, without cached files."""
+        wanted = {"anon", "shmem"} if self.is_v2 else {"total_rss", "total_shmem"}
+        lines = (line.split() for line in _read(self._file("memory", "memory.stat")).splitlines())
+        return sum(int(line[1]) for line in lines if line[0] in wanted)
+
     def freeze(self, *, timeout_s: float = 5.0) -> None:
         """Freeze every process; blocks until the kernel says so.
 
@@ -192,18 +227,23 @@ class Cgroup:
 
     def _set_frozen(self, frozen: bool, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
+        self._tell(frozen)
         if self.is_v2:
-            _write(self._file("", "cgroup.freeze"), int(frozen))
             state, wanted = self._file("", "cgroup.events"), f"frozen {int(frozen)}"
         else:
             state, wanted = self._file("freezer", "freezer.state"), "FROZEN" if frozen else "THAWED"
-            _write(state, wanted)
         while wanted not in _read(state).splitlines():
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"cgroup {self.name!r} is not {'frozen' if frozen else 'thawed'} after {timeout_s} s"
                 )
             time.sleep(0.0005)
+
+    def _tell(self, frozen: bool) -> None:
+        if self.is_v2:
+            _write(self._file("", "cgroup.freeze"), int(frozen))
+        else:
+            _write(self._file("freezer", "freezer.state"), "FROZEN" if frozen else "THAWED")
 
     def evict(self, pid: int) -> None:
         """Move a process (CRIU itself) out of it, to the parent."""
@@ -220,11 +260,13 @@ class Cgroup:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+        if self.apart.exists:
+            self.apart._tell(False)  # what is in it dies once the whole is thawed
 
     def remove(self) -> bool:
         """Remove its directories; False while the kernel still counts a process in one of them."""
         gone = True
-        for path in self.paths:
+        for path in [*self.apart.paths, *self.paths]:
             try:
                 os.rmdir(path)
             except FileNotFoundError:

@@ -1,0 +1,68 @@
+"""Who brought a checker's failure about, as far as evidence on the host shows it.
+
+A policy that cannot solve a task may make its checker fail instead: it fills a limit, or kills what the checker needs.
+That gives no score, and would read like a fault of the machine. So when there is no score, the desktop as the agent
+left it is looked at: limits that are full, a session whose parts have ended or are stopped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from drums_core.desktop import Desktop
+from drums_core.evidence.processes import is_running, read_stat
+from drums_core.model import Cause
+
+_FULL = 0.95
+_FOLDERS = ("tmp", "run", "dev/shm", "home/user")
+_STOPPED = ("T", "t")
+
+
+def blame(desktop: Desktop, *, acted: bool) -> tuple[Cause | None, list[str]]:
+    """The cause of a failure, None when nothing shows it, with the evidence in words. Blocks.
+
+    Args:
+        desktop: the desktop whose checker failed, as it is now.
+        acted: whether an agent has acted in it.
+    """
+    found = [*_limits(desktop), *_folders(desktop), *_session(desktop)]
+    if not found:
+        return None, []
+    return (Cause.AGENT if acted else Cause.INFRASTRUCTURE), found
+
+
+def _limits(desktop: Desktop) -> Iterator[str]:
+    try:
+        pids, memory = desktop.cgroup.pids_in_use(), desktop.cgroup.memory_in_use()
+    except OSError:
+        return  # it is being torn down
+    if pids >= _FULL * desktop.limits.pids:
+        yield f"the desktop has {pids} processes and threads, allowed are {desktop.limits.pids}"
+    if memory >= _FULL * desktop.limits.memory_bytes:
+        yield f"the desktop's processes hold {memory >> 20} MiB, allowed are {desktop.limits.memory_bytes >> 20}"
+
+
+def _folders(desktop: Desktop) -> Iterator[str]:
+    for name in _FOLDERS:
+        try:
+            size = os.statvfs(f"/proc/{desktop.pid1}/root/{name}")
+        except OSError:
+            continue
+        if size.f_blocks and size.f_bavail <= (1 - _FULL) * size.f_blocks:
+            yield f"/{name} is full: {size.f_bavail * size.f_frsize >> 10} KiB are left"
+        elif size.f_files and size.f_favail <= (1 - _FULL) * size.f_files:
+            yield f"/{name} is full: {size.f_favail} of {size.f_files} inodes are left"
+
+
+def _session(desktop: Desktop) -> Iterator[str]:
+    for process in desktop.session:
+        if not is_running(process.host_pid, process.start_ticks):
+            yield f"{process.command!r} of the session has ended"
+            continue
+        try:
+            state = read_stat(process.host_pid).state
+        except OSError:
+            continue
+        if state in _STOPPED:
+            yield f"{process.command!r} of the session is stopped"

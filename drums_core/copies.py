@@ -1,0 +1,290 @@
+"""The copy of a desktop that `verify` grades: forked for it, frozen, asked, and thrown away.
+
+It is no episode and takes no slot. Its gates up to `ready` must pass. Once `postconfig` has run its processes are
+frozen, and the checker's requests go to the examiner, which runs all the same; they are thawed only while a request
+needs them, and each time is noted. See docs/adr/0005-grade-a-frozen-copy.md.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import attrs
+import structlog
+import trio
+
+from drums.errors import CheckerError, CheckpointError, DesktopError, DrumsError, DumpError
+from drums_core.desktop import Desktop, in_thread
+from drums_core.examiner import open_examiner
+from drums_core.guest_client import GuestClient, Response
+from drums_core.model import Cause, DesktopEvent, GateResult, Json, Limits, OutOfMemory, Phase, Status
+
+if TYPE_CHECKING:
+    from drums_core.checkpoint import Checkpoint
+    from drums_core.host import Host
+    from drums_core.slot import Slot
+
+_log = structlog.get_logger("drums.copy")
+PATIENCE_S = 3.0
+FREEZE_LIMIT_S = 30.0  # a busy host's kernel takes its time with stopped and waiting processes
+SPARE_PIDS = 256
+SPARE_MEMORY_BYTES = 256 << 20
+_JUDGED = (Phase.RESTORED, Phase.PRE_RESUME, Phase.READY)
+# Answered by a process of the examiner's alone; and commands, which mostly are.
+_FILES = frozenset({"/file", "/list_directory", "/desktop_path", "/platform", "/health"})
+_COMMANDS = frozenset({"/execute", "/run_python", "/run_bash_script"})
+_SCREEN = frozenset({"/screenshot", "/screen_size", "/cursor_position", "/window_size", "/windows"})
+
+
+class Living(enum.IntEnum):
+    """Which processes of a copy run."""
+
+    NOTHING = 0
+    SESSION = 1  # root's, the guest server's, the display, the buses and the window manager
+    EVERYTHING = 2  # and whatever the task and the agent have started
+
+
+@attrs.define
+class CopyRecord:
+    """What a copy leaves: it is no episode, and the journal does not have it."""
+
+    id: str  # of the episode that is graded
+    notes: list[str] = attrs.field(factory=list)
+    outputs: dict[str, str] = attrs.field(factory=dict)
+    results: list[GateResult] = attrs.field(factory=list)
+
+    def add(self, results: Sequence[GateResult]) -> None:
+        """Results of its gates."""
+        self.results.extend(results)
+
+    def failed(self) -> list[GateResult]:
+        """Those that failed."""
+        return [r for r in self.results if r.status is not Status.PASS]
+
+
+@attrs.define(eq=False)
+class Copy:
+    """One copy. Made by `open_copy`."""
+
+    host: Host
+    id: str  # of the slot, for whoever follows it
+    desktop: Desktop
+    checkpoint: Checkpoint
+    has_acted: bool
+    episode: CopyRecord
+    thawed: list[dict[str, Json]] = attrs.field(factory=list)  # the requests that needed living processes
+    _examiner: GuestClient | None = None
+    _wanted: list[Living] = attrs.field(factory=list)
+    _lock: trio.Lock = attrs.field(factory=trio.Lock)
+    _oom_kills: int = 0
+
+    @property
+    def guest(self) -> GuestClient:
+        """Its own guest server, for steps; it answers while the copy is not frozen."""
+        assert self.desktop.guest is not None
+        return self.desktop.guest
+
+    # --- what happens to it
+
+    def on_event(self, event: DesktopEvent) -> None:
+        """An event of the watcher."""
+        self.episode.add(self.host.services.gates.judge_event(event))
+
+    def check_oom(self) -> None:
+        """Read the OOM counter; more than last time is an event."""
+        try:
+            kills = self.desktop.cgroup.oom_kills()
+        except (OSError, DesktopError):
+            return  # it is being torn down
+        if kills > self._oom_kills:
+            self._oom_kills = kills
+            self.on_event(OutOfMemory(kills, self.has_acted))
+
+    def require_sound(self, when: str) -> None:
+        """Nothing, when every gate has passed and nothing in it broke.
+
+        Raises:
+            CheckerError: there can be no score; `.cause` is the gates'.
+        """
+        self.host.services.watcher.drain()
+        self.check_oom()
+        failed = self.episode.failed()
+        if not failed:
+            return
+        causes = {r.cause for r in failed}
+        cause = Cause.AGENT if causes == {Cause.AGENT} else Cause.INFRASTRUCTURE
+        reasons = [f"{r.gate}: {r.reason}" for r in failed]
+        message = f"the copy that was to be graded {when}: {'; '.join(reasons)}"
+        raise CheckerError(message, cause=cause, evidence=reasons)
+
+    def _require_judged(self) -> None:
+        self.require_sound("was not restored as it should be")
+        passed = {r.gate for r in self.episode.results}
+        wanted = {name for name, (phase, _) in self.host.services.gates.required.items() if phase in _JUDGED}
+        if missing := sorted(wanted - passed):
+            raise CheckerError(f"the copy that was to be graded was not judged: {missing}", cause=Cause.INFRASTRUCTURE)
+
+    # --- asking it
+
+    @asynccontextmanager
+    async def frozen(self) -> AsyncIterator[None]:
+        """Freeze it for the block, in which `request` can be used.
+
+        Raises:
+            CheckerError: it could not be frozen, or entered.
+        """
+        async with open_examiner(self.desktop) as self._examiner:
+            async with self._lock:
+                await self._enter(Living.NOTHING)
+                await in_thread(lambda: self.desktop.cgroup.set_apart(self.desktop.strangers()))
+            try:
+                yield
+            finally:
+                self._examiner = None
+
+    async def request(
+        self, method: str, target: str, body: bytes = b"", headers: Sequence[tuple[str, str]] = ()
+    ) -> Response:
+        """One request to the examiner, with as few of the copy's processes alive as it needs.
+
+        Raises:
+            GuestError: there is no answer.
+        """
+        assert self._examiner is not None, "frozen() comes first"
+        path = target.partition("?")[0]
+        what = f"{method} {path}{_gist(path, body)}"
+        if path in _FILES:
+            return await self._examiner.request(method, target, body, headers)
+        if path not in _COMMANDS:
+            async with self._living(Living.SESSION if path in _SCREEN else Living.EVERYTHING, what):
+                return await self._examiner.request(method, target, body, headers)
+        ended = trio.Event()
+        answers: list[Response | DrumsError] = []
+
+        async def thaw_if_it_waits() -> None:
+            with trio.move_on_after(PATIENCE_S):
+                await ended.wait()
+                return
+            async with self._living(Living.SESSION, f"{what}: it had not ended after {PATIENCE_S:g} s"):
+                await ended.wait()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(thaw_if_it_waits)
+            try:
+                answers.append(await self._examiner.request(method, target, body, headers))
+            except DrumsError as e:  # raised below, as no group
+                answers.append(e)
+            finally:
+                ended.set()
+        if isinstance(answers[0], DrumsError):
+            raise answers[0]
+        return answers[0]
+
+    @asynccontextmanager
+    async def _living(self, wanted: Living, what: str) -> AsyncIterator[None]:
+        """Let a part of it live for the block; of requests at the same time, the greatest part that one needs."""
+        async with self._lock:
+            note = {"living": wanted.name.lower(), "for": what}
+            if note not in self.thawed:
+                self.thawed.append(note)
+            self._wanted.append(wanted)
+            await self._enter(max(self._wanted))
+        try:
+            yield
+        finally:
+            with trio.CancelScope(shield=True):
+                async with self._lock:
+                    self._wanted.remove(wanted)
+                    await self._enter(max(self._wanted, default=Living.NOTHING))
+
+    async def _enter(self, living: Living) -> None:
+        cgroup = self.desktop.cgroup
+
+        def change() -> None:
+            if living is Living.NOTHING:
+                cgroup.freeze(timeout_s=FREEZE_LIMIT_S)
+                return
+            if living is Living.SESSION:
+                cgroup.apart.freeze(timeout_s=FREEZE_LIMIT_S)
+            cgroup.thaw(timeout_s=FREEZE_LIMIT_S)
+            if living is Living.EVERYTHING:
+                cgroup.apart.thaw(timeout_s=FREEZE_LIMIT_S)
+
+        try:
+            await in_thread(change)
+        except (OSError, TimeoutError) as e:
+            raise CheckerError(f"the copy could not be frozen: {e}", cause=Cause.INFRASTRUCTURE) from e
+
+
+def _gist(path: str, body: bytes) -> str:
+    """What a request is about, for the note."""
+    if path not in _COMMANDS:
+        return ""
+    try:
+        document = json.loads(body)
+        said = document.get("command") or document.get("code") or document.get("script")
+    except (ValueError, AttributeError):
+        return ""
+    return f" {said if isinstance(said, str) else ' '.join(map(str, said or []))}"[:200]
+
+
+@asynccontextmanager
+async def open_copy(slot: Slot) -> AsyncIterator[Copy]:
+    """Fork a slot's desktop for grading; at the end of the block nothing of the copy is left.
+
+    Raises:
+        CheckerError: it cannot be copied, or the copy is not as it should be; `.cause` where it is known.
+    """
+    host = slot.host
+    services = host.services
+    async with host.copy_limit:
+        try:
+            checkpoint = await slot.snapshot()
+        except DumpError as e:
+            raise CheckerError(
+                f"the desktop cannot be copied, so it is not graded: {e.message}",
+                hint="verify(in_place=True) grades the desktop itself",
+                cause=_cause_of_refusal(slot, e),
+                evidence=[str(e.facts.get("log_excerpt") or e.message)[-1000:]],
+            ) from e
+        services.store.acquire(checkpoint)
+        asked = services.config.limits
+        # Room for CRIU, which works inside these limits: a desktop that is at its own can be copied all the same.
+        limits = Limits(
+            cpus=asked.cpus,
+            memory_bytes=asked.memory_bytes + SPARE_MEMORY_BYTES,
+            swap_bytes=asked.swap_bytes,
+            pids=min(asked.pids + SPARE_PIDS, 1 << 22),
+        )
+        desktop = Desktop(services, f"c-{uuid.uuid4().hex[:12]}", limits)
+        copy = Copy(host, slot.id, desktop, checkpoint, slot.has_acted, CopyRecord(slot.episode.id))
+        host.copies[desktop.slot] = copy
+        try:
+            try:
+                image = await trio.to_thread.run_sync(host.image_of, checkpoint)
+                await desktop.start_from(checkpoint, image.layer, copy.episode)
+            except (DesktopError, CheckpointError, OSError) as e:
+                raise CheckerError(
+                    f"the copy that was to be graded could not be restored: {e}", cause=Cause.INFRASTRUCTURE
+                ) from e
+            copy._require_judged()
+            yield copy
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(services.store.release, checkpoint)
+                del host.copies[desktop.slot]
+                try:
+                    await desktop.stop()
+                except DesktopError:
+                    # The grade stands; the next host clears what is left.
+                    _log.exception("a graded copy could not be removed whole", slot=slot.id)
+
+
+def _cause_of_refusal(slot: Slot, error: DumpError) -> Cause:
+    """Who is behind a dump that CRIU refused: it is about what the programs in the desktop do."""
+    return Cause.AGENT if slot.has_acted and not error.facts.get("interrupted") else Cause.INFRASTRUCTURE
