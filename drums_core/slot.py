@@ -558,6 +558,24 @@ class Slot:
         """
         return await self._dump(kind="fork", name="")
 
+    async def _record(self, episode: Episode, reward: Reward) -> Reward:
+        """Put a reward on disk; what happened in the episode meanwhile counts, and is recorded with it once more."""
+        while True:
+            await self.host.journal.record_reward(episode, reward)
+            self.host.services.watcher.drain()
+            self.check_oom()
+            validity = episode.validity
+            if validity.bad_gates == reward.bad_gates:
+                return reward
+            reward = attrs.evolve(
+                reward,
+                valid=validity.valid,
+                verdict=validity.verdict,
+                bad_gates=validity.bad_gates,
+                invalid_reasons=validity.invalid_reasons,
+                provenance={**reward.provenance, "causes": [c.value for c in validity.causes]},
+            )
+
     async def verify(self, *, strict: bool = True, in_place: bool | None = None) -> Reward:
         """Wait for the verdict, then score a frozen copy of the desktop, which runs on untouched.
 
@@ -583,7 +601,7 @@ class Slot:
                     reward = await grade(self, in_place=chosen)
         if reward is None or self._out_of_order():  # before, or meanwhile
             reward = self.host.make_reward(self, score=None, checker_skipped=f"{self.state.value}: {self.reason}")
-        await self.host.journal.record_reward(episode, reward)
+        reward = await self._record(episode, reward)
         self.host.publish("reward", self.id, attrs.asdict(reward), episode.id)
         if strict and not reward.valid:
             raise InvalidEpisode(

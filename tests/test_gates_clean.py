@@ -9,9 +9,11 @@ import trio
 from desktops import Outcome, Played, judged, make_task, play, run
 from requires import requires
 
+from drums_core.episode import Episode
 from drums_core.host import Host
+from drums_core.journal import Journal
 from drums_core.model import Reward
-from drums_core.selftest.stage import set_the_stage
+from drums_core.selftest.stage import as_interposition, set_the_stage
 from drums_core.slot import Slot
 from drums_core.testing.faults import FaultInjector, fault
 from drums_core.verdict import SPECIFIED_GATES
@@ -73,6 +75,31 @@ async def fault_then_reset(host: Host) -> list[Outcome]:
         return found
 
 
+async def crash_before_the_reply(host: Host) -> tuple[Reward, list[Reward]]:
+    """A process of the desktop crashes while the reward is put on disk, after the checker's last look."""
+    recorded: list[Reward] = []
+    real = Journal.record_reward
+
+    async with await host.create(make_task()) as slot:
+
+        async def record(journal: Journal, episode: Episode, reward: Reward) -> None:
+            if not recorded:
+                await fault("no_app_crash").plant(as_interposition(slot, "verify"))
+            recorded.append(reward)
+            await real(journal, episode, reward)
+
+        await slot.wait_valid()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Journal, "record_reward", record)
+            return await slot.verify(strict=False), recorded
+
+
+@pytest.fixture(scope="module")
+def late() -> Iterator[Played]:
+    """By itself: for a moment its process's journals are not as they are."""
+    yield play({"late": crash_before_the_reply})
+
+
 @pytest.fixture(scope="module")
 def played() -> Iterator[Played]:
     scenarios = {"chain": chain, "moments": moments, "reset": fault_then_reset}
@@ -108,5 +135,14 @@ def test_a_reset_begins_a_new_judged_episode(played: Played) -> None:
     assert_only(third, "mount_table")
 
 
-def test_nothing_is_left(played: Played) -> None:
-    assert played.left == []
+def test_a_crash_before_the_reply_counts(late: Played) -> None:
+    """The reward that was put on disk is followed by the one that is answered."""
+    reward, recorded = late["late"]
+    assert recorded[0].valid and recorded[0].score == 0.0
+    assert recorded[1:] == [reward] and reward.bad_gates == ("no_app_crash",)
+    assert not reward.valid and reward.score == 0.0 and reward.provenance["causes"] == ["infrastructure"]
+    assert "died of SIGSEGV" in reward.invalid_reasons[0]
+
+
+def test_nothing_is_left(played: Played, late: Played) -> None:
+    assert played.left == late.left == []

@@ -36,7 +36,7 @@ async def children_of_a_broken_desktop(host: Host) -> dict[str, object]:
 
 async def child_of_one_that_breaks_later(host: Host) -> object:
     """The parent is pending at the dump, and one of its restored processes ends before it is judged."""
-    armed = faults.arm(fault("alive_after_resume"))
+    armed = faults.arm(fault("alive_after_resume:last-moment"))
     async with await host.create() as parent:
         (child,) = await parent.fork(1)
         found = await judged(child)

@@ -112,7 +112,6 @@ EVENT_FAULTS = [
         f"{_CRASH}:by-agent",
         "a program of the agent's crashes",
         "python3 -c 'import ctypes; ctypes.string_at(0)'; true",
-        "'python3'",
         "died of SIGSEGV",
     ),
     _by_agent(
