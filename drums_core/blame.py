@@ -15,7 +15,11 @@ from drums_core.evidence.processes import is_running, read_stat
 from drums_core.model import Cause
 
 _FULL = 0.95
-_FOLDERS = ("tmp", "run", "dev/shm", "home/user")
+_FOLDERS = (
+    "tmp",
+    "run",
+    "dev/shm",
+)  # the desktop's own; the home lies on the host's file system, which others fill too
 _STOPPED = ("T", "t")
 
 

@@ -37,7 +37,7 @@ SPARE_MEMORY_BYTES = 256 << 20
 _JUDGED = (Phase.RESTORED, Phase.PRE_RESUME, Phase.READY)
 # Answered by a process of the examiner's alone; and commands, which mostly are.
 _FILES = frozenset({"/file", "/list_directory", "/desktop_path", "/platform", "/health"})
-_COMMANDS = frozenset({"/execute", "/run_python", "/run_bash_script"})
+_COMMANDS = frozenset({"/execute", "/execute_with_verification", "/run_python", "/run_bash_script"})
 _SCREEN = frozenset({"/screenshot", "/screen_size", "/cursor_position", "/window_size", "/windows"})
 
 
