@@ -15,7 +15,8 @@ from drums_core.evidence.processes import is_running, read_stat
 from drums_core.model import Cause
 
 _FULL = 0.95
-_FOLDERS = ("tmp", "run", "dev/shm", "home/user")
+# The desktop's own; its home lies on the host's file system, which others fill too.
+_FOLDERS = ("tmp", "run", "dev/shm")
 _STOPPED = ("T", "t")
 
 

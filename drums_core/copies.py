@@ -32,12 +32,13 @@ if TYPE_CHECKING:
 _log = structlog.get_logger("drums.copy")
 PATIENCE_S = 3.0
 FREEZE_LIMIT_S = 30.0  # a busy host's kernel takes its time with stopped and waiting processes
+DUMP_TRIES, DUMP_PAUSE_S = 3, 0.2
 SPARE_PIDS = 256
 SPARE_MEMORY_BYTES = 256 << 20
 _JUDGED = (Phase.RESTORED, Phase.PRE_RESUME, Phase.READY)
 # Answered by a process of the examiner's alone; and commands, which mostly are.
 _FILES = frozenset({"/file", "/list_directory", "/desktop_path", "/platform", "/health"})
-_COMMANDS = frozenset({"/execute", "/run_python", "/run_bash_script"})
+_COMMANDS = frozenset({"/execute", "/execute_with_verification", "/run_python", "/run_bash_script"})
 _SCREEN = frozenset({"/screenshot", "/screen_size", "/cursor_position", "/window_size", "/windows"})
 
 
@@ -244,7 +245,7 @@ async def open_copy(slot: Slot) -> AsyncIterator[Copy]:
     services = host.services
     async with host.copy_limit:
         try:
-            checkpoint = await slot.snapshot()
+            checkpoint = await _snapshot(slot)
         except DumpError as e:
             raise CheckerError(
                 f"the desktop cannot be copied, so it is not graded: {e.message}",
@@ -283,6 +284,19 @@ async def open_copy(slot: Slot) -> AsyncIterator[Copy]:
                 except DesktopError:
                     # The grade stands; the next host clears what is left.
                     _log.exception("a graded copy could not be removed whole", slot=slot.id)
+
+
+async def _snapshot(slot: Slot) -> Checkpoint:
+    """A checkpoint of the slot's desktop. A process that was just ending makes CRIU refuse, so it is asked again."""
+    for _ in range(DUMP_TRIES - 1):
+        try:
+            return await slot.snapshot()
+        except DumpError as e:
+            if e.facts.get("interrupted"):
+                raise
+            _log.info("a dump is tried again", slot=slot.id, error=e.message)
+        await trio.sleep(DUMP_PAUSE_S)
+    return await slot.snapshot()
 
 
 def _cause_of_refusal(slot: Slot, error: DumpError) -> Cause:

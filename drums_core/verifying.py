@@ -95,7 +95,7 @@ async def grade(slot: Slot, *, in_place: bool) -> Reward:
         error = Failure(f"{type(e).__name__}: {e}")
     if error is not None:
         cause, seen = await trio.to_thread.run_sync(lambda: blame(desktop, acted=slot.has_acted))
-        if cause is not None and error.cause != Cause.AGENT:
+        if cause is not None and error.cause in (None, Cause.INFRASTRUCTURE):
             error = attrs.evolve(error, cause=cause)
         if error.cause == Cause.AGENT and not slot.has_acted:  # nobody there to blame
             error = attrs.evolve(error, cause=Cause.INFRASTRUCTURE)

@@ -61,7 +61,8 @@ class FileInfo:
 
 
 class Desktop:
-    """The final desktop, as a verifier sees it. Everything is done as the agent's user, in the desktop as it is now.
+    """The final desktop, as a verifier sees it. Everything is done as the agent's user, in a frozen copy of the
+    desktop, or in the desktop itself where that is graded in place.
 
     Paths begin at `/`, or with `~/` or nothing at the agent's home.
 
