@@ -316,9 +316,17 @@ class VerifiedDesktop(Protocol):
         """The tree below a folder: `type` (directory, file), `name`, `children`; raises `NotADirectoryError`."""
 
     def execute(
-        self, command: str | Sequence[str], *, shell: bool | None = None, timeout_s: float = 60.0
+        self,
+        command: str | Sequence[str],
+        *,
+        shell: bool | None = None,
+        timeout_s: float = 60.0,
+        applications: bool = False,
     ) -> CommandOutcome:
-        """Run a command to its end; a line is the shell's, a list is not. It must not change the desktop."""
+        """Run a command to its end; a line is the shell's, a list is not. It must not change the desktop.
+
+        With `applications` they run meanwhile, and what the agent left with them; otherwise they stay frozen.
+        """
 
     def screenshot(self) -> bytes:
         """The screen as PNG."""

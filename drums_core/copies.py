@@ -22,6 +22,7 @@ from drums.errors import CheckerError, CheckpointError, DesktopError, DrumsError
 from drums_core.desktop import Desktop, in_thread
 from drums_core.examiner import open_examiner
 from drums_core.guest_client import GuestClient, Response
+from drums_core.guest_gateway import LIVING
 from drums_core.model import Cause, DesktopEvent, GateResult, Json, Limits, OutOfMemory, Phase, Status
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 _log = structlog.get_logger("drums.copy")
 PATIENCE_S = 3.0
 FREEZE_LIMIT_S = 30.0  # a busy host's kernel takes its time with stopped and waiting processes
-DUMP_TRIES, DUMP_PAUSE_S = 3, 0.2
 SPARE_PIDS = 256
 SPARE_MEMORY_BYTES = 256 << 20
 _JUDGED = (Phase.RESTORED, Phase.PRE_RESUME, Phase.READY)
@@ -159,6 +159,9 @@ class Copy:
         assert self._examiner is not None, "frozen() comes first"
         path = target.partition("?")[0]
         what = f"{method} {path}{_gist(path, body)}"
+        if (LIVING, "everything") in headers:
+            async with self._living(Living.EVERYTHING, what):
+                return await self._examiner.request(method, target, body, headers)
         if path in _FILES:
             return await self._examiner.request(method, target, body, headers)
         if path not in _COMMANDS:
@@ -245,7 +248,7 @@ async def open_copy(slot: Slot) -> AsyncIterator[Copy]:
     services = host.services
     async with host.copy_limit:
         try:
-            checkpoint = await _snapshot(slot)
+            checkpoint = await slot.snapshot()
         except DumpError as e:
             raise CheckerError(
                 f"the desktop cannot be copied, so it is not graded: {e.message}",
@@ -284,19 +287,6 @@ async def open_copy(slot: Slot) -> AsyncIterator[Copy]:
                 except DesktopError:
                     # The grade stands; the next host clears what is left.
                     _log.exception("a graded copy could not be removed whole", slot=slot.id)
-
-
-async def _snapshot(slot: Slot) -> Checkpoint:
-    """A checkpoint of the slot's desktop. A process that was just ending makes CRIU refuse, so it is asked again."""
-    for _ in range(DUMP_TRIES - 1):
-        try:
-            return await slot.snapshot()
-        except DumpError as e:
-            if e.facts.get("interrupted"):
-                raise
-            _log.info("a dump is tried again", slot=slot.id, error=e.message)
-        await trio.sleep(DUMP_PAUSE_S)
-    return await slot.snapshot()
 
 
 def _cause_of_refusal(slot: Slot, error: DumpError) -> Cause:

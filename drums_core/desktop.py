@@ -49,6 +49,7 @@ HOME = "home/user"
 USER_UID = 1000
 SECRET_FILE = "run/drums-guest/secret"
 DUMP_DEADLINE_S = 120.0
+DUMP_TRIES, DUMP_PAUSE_S = 3, 0.2
 STOP_DEADLINE_S = 30.0
 _INOTIFY_LOST = "error parsing [inotify"
 
@@ -355,14 +356,20 @@ class Desktop:
         raise DumpError(f"dump of desktop {self.slot!r} did not end within {DUMP_DEADLINE_S:g} s", interrupted=True)
 
     async def _dump_retrying(self, facts: Mapping[str, Json]) -> Checkpoint:
-        try:
-            return await self._dump_once(facts)
-        except DumpError as e:
-            if _INOTIFY_LOST not in str(e.facts.get("log_excerpt", "")):
-                raise
-        # Memory pressure evicted the directory entry of a watched path, and its handle with it. Looking every
-        # path up brings the entries back (docs/adr/0001-hold-restores.md).
-        await trio.to_thread.run_sync(_look_up_everything, self.root)
+        for _ in range(DUMP_TRIES - 1):
+            try:
+                return await self._dump_once(facts)
+            except DumpError as e:
+                refusal = str(e.facts.get("log_excerpt", ""))
+                if e.facts.get("interrupted") or not refusal:  # not CRIU's word, or no second dump is safe
+                    raise
+                _log.info("a dump is tried again", slot=self.slot, error=e.message)
+            if _INOTIFY_LOST in refusal:
+                # Memory pressure evicted the directory entry of a watched path, and its handle with it. Looking every
+                # path up brings the entries back (docs/adr/0001-hold-restores.md).
+                await trio.to_thread.run_sync(_look_up_everything, self.root)
+            else:
+                await trio.sleep(DUMP_PAUSE_S)  # a process that was just ending makes CRIU refuse (kcmp, EBADF)
         return await self._dump_once(facts)
 
     async def _dump_once(self, facts: Mapping[str, Json]) -> Checkpoint:

@@ -20,6 +20,10 @@ from drums_core.guest_client import Response
 MAX_REQUEST_BYTES = 64 << 20
 
 
+LIVING = "X-Drums-Living"
+"""Request field: `everything` says that the request needs the agent's applications alive, where a copy is asked."""
+
+
 class AskGuest(Protocol):
     """`GuestClient.request`, of a desktop or of the copy of one."""
 
@@ -76,7 +80,8 @@ async def _one_request(ask: AskGuest, stream: trio.SocketStream, failures: list[
     assert request is not None
     method, target = request.method.decode(), request.target.decode("ascii", "replace")
     # The guest server reads no other field but the body's length and its own, which the client makes.
-    headers = [("Content-Type", v.decode("latin-1")) for k, v in request.headers if k == b"content-type"]
+    passed_on = {name.lower().encode(): name for name in ("Content-Type", LIVING)}
+    headers = [(passed_on[k], v.decode("latin-1")) for k, v in request.headers if k in passed_on]
     try:
         reply = await ask(method, target, bytes(body), headers)
         status, content_type, content = reply.status, reply.content_type, reply.body

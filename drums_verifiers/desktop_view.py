@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 GUEST = ("127.0.0.1", 5000)
+LIVING = "X-Drums-Living"  # as in drums_core.guest_gateway
 _TIMEOUT_S = 150.0
 _CLIPBOARD_S = 10.0
 READ_LIMIT = 64 << 20
@@ -123,11 +124,20 @@ class Desktop:
         return tree if isinstance(tree, dict) else {}
 
     def execute(
-        self, command: str | Sequence[str], *, shell: bool | None = None, timeout_s: float = 60.0
+        self,
+        command: str | Sequence[str],
+        *,
+        shell: bool | None = None,
+        timeout_s: float = 60.0,
+        applications: bool = False,
     ) -> CommandResult:
         """Run a command to its end. A line is the shell's, a list is not, unless `shell` says otherwise.
 
         A command may change the desktop. A verifier should not.
+
+        Args:
+            applications: the command talks to an application, so they all run meanwhile; what the agent left runs with
+                them, and could end the command. Otherwise they stay frozen.
         """
         line = isinstance(command, str)
         document = {
@@ -135,7 +145,7 @@ class Desktop:
             "shell": line if shell is None else shell,
             "timeout": timeout_s,
         }
-        status, body = _post("/execute", document)
+        status, body = _post("/execute", document, applications=applications)
         if status != 200:
             raise ValueError(f"{command!r} was refused: {body[:300].decode('utf-8', 'replace')}")
         reply = _document(body, "/execute")
@@ -157,7 +167,9 @@ class Desktop:
 
     def clipboard(self) -> str | None:
         """The text in the clipboard, None when there is none."""
-        found = self.execute(["/usr/bin/xclip", "-selection", "clipboard", "-o"], timeout_s=_CLIPBOARD_S)
+        found = self.execute(
+            ["/usr/bin/xclip", "-selection", "clipboard", "-o"], timeout_s=_CLIPBOARD_S, applications=True
+        )
         if found.returncode == 0:
             return found.output
         if "not available" in found.error:  # xclip: nobody owns it, or it holds no text
@@ -196,7 +208,7 @@ class Desktop:
     def _ask_browser(self, request: dict[str, Any]) -> Any:
         # The port is the desktop's own, so that anybody in it may listen there: what comes back is as good as a file of
         # the agent's.
-        answer = self._probe(_BROWSER, request)
+        answer = self._probe(_BROWSER, request, applications=True)
         if not isinstance(answer, dict) or not {"value", "fault"} & set(answer):
             raise ValueError(f"the browser's answer is not understood: {answer!r:.80}")
         if "fault" in answer:
@@ -204,9 +216,10 @@ class Desktop:
             raise kinds.get(answer["fault"], ValueError)(str(answer.get("text"))[:500])
         return answer["value"]
 
-    def _probe(self, program: str, request: Mapping[str, Any]) -> Any:
+    def _probe(self, program: str, request: Mapping[str, Any], *, applications: bool = False) -> Any:
         """What a program of ours prints in the desktop, as JSON. `-I` keeps the agent's modules and settings out."""
-        found = self.execute(["/usr/bin/python3", "-I", "-c", program, json.dumps(request)], timeout_s=60.0)
+        command = ["/usr/bin/python3", "-I", "-c", program, json.dumps(request)]
+        found = self.execute(command, timeout_s=60.0, applications=applications)
         if found.returncode != 0:
             raise _broken(f"the desktop's Python ended with {found.returncode}: {found.error[-300:]}")
         if found.truncated:
@@ -223,17 +236,25 @@ class Desktop:
         return body
 
 
-def _post(path: str, document: Mapping[str, Any]) -> tuple[int, bytes]:
-    return _request("POST", path, json.dumps(document).encode(), "application/json")
+def _post(path: str, document: Mapping[str, Any], *, applications: bool = False) -> tuple[int, bytes]:
+    fields = {LIVING: "everything"} if applications else {}
+    return _request("POST", path, json.dumps(document).encode(), "application/json", fields)
 
 
 def _request(
-    method: str, path: str, body: bytes = b"", content_type: str = "", *, limit: int = READ_LIMIT
+    method: str,
+    path: str,
+    body: bytes = b"",
+    content_type: str = "",
+    fields: Mapping[str, str] | None = None,
+    *,
+    limit: int = READ_LIMIT,
 ) -> tuple[int, bytes]:
     """Status and body of an answer, of which one byte more than `limit` is read."""
     connection = http.client.HTTPConnection(*GUEST, timeout=_TIMEOUT_S)
     try:
-        connection.request(method, path, body, {"Content-Type": content_type} if content_type else {})
+        typed = {"Content-Type": content_type} if content_type else {}
+        connection.request(method, path, body, {**typed, **(fields or {})})
         reply = connection.getresponse()
         content = reply.read(limit + 1)
     except (OSError, http.client.HTTPException) as e:

@@ -135,7 +135,12 @@ class FakeDesktop:
     # --- the rest
 
     def execute(
-        self, command: str | Sequence[str], *, shell: bool | None = None, timeout_s: float = 60.0
+        self,
+        command: str | Sequence[str],
+        *,
+        shell: bool | None = None,
+        timeout_s: float = 60.0,
+        applications: bool = False,
     ) -> CommandOutcome:
         """The recorded answer to a command; raises `NotRecorded` without one."""
         asked = command if isinstance(command, str) else list(command)
