@@ -61,7 +61,9 @@ class _Machine:
 
     def __init__(self, state_dir: Path) -> None:
         self.parents = _parents()
-        lockers = {int(line.split()[4]) for line in Path("/proc/locks").read_text().splitlines() if "FLOCK" in line}
+        # Holders, no waiters: a waiter's line has an arrow more.
+        locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        lockers = {int(words[4]) for words in locks if words[1] == "FLOCK"}
         self.foreign_states: set[str] = set()
         self._foreign_hosts: set[int] = set()
         for pid in lockers:
