@@ -21,6 +21,7 @@ from drums_core.sys.enter import checked, libc, umount
 _OPENAT2 = 437  # x86-64
 _RESOLVE_NO_XDEV, _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS = 0x01, 0x02, 0x04
 _RESOLVE_BENEATH, _RESOLVE_IN_ROOT = 0x08, 0x10
+_TRIES = 5  # a process that is just ending (CRIU) may write one file more meanwhile
 _RESOLVE_NO_LINKS = _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
 
 
@@ -87,10 +88,16 @@ def _remove_entry(parent: int, name: bytes) -> None:
     if not stat.S_ISDIR(mode):
         os.unlink(name, dir_fd=parent)
         return
-    folder = openat2(parent, name, os.O_RDONLY | os.O_DIRECTORY, _RESOLVE_NO_XDEV | _RESOLVE_NO_LINKS)
-    try:
-        for entry in os.listdir(folder):
-            _remove_entry(folder, os.fsencode(entry))
-    finally:
-        os.close(folder)
-    os.rmdir(name, dir_fd=parent)
+    for tries_left in reversed(range(_TRIES)):
+        folder = openat2(parent, name, os.O_RDONLY | os.O_DIRECTORY, _RESOLVE_NO_XDEV | _RESOLVE_NO_LINKS)
+        try:
+            for entry in os.listdir(folder):
+                _remove_entry(folder, os.fsencode(entry))
+        finally:
+            os.close(folder)
+        try:
+            os.rmdir(name, dir_fd=parent)
+            return
+        except OSError as e:
+            if e.errno != errno.ENOTEMPTY or not tries_left:
+                raise

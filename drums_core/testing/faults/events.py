@@ -100,14 +100,6 @@ EVENT_FAULTS = [
         f"{_CRASH}:settled", (_CRASH, _ALIVE), Point.SETTLED, "it crashes in the last moment of the 5 s", "SIGABRT"
     ),
     _by_host(f"{_CRASH}:while-verified", (_CRASH,), Point.VERIFY, "it crashes while the checker looks", "SIGSEGV"),
-    _by_host(
-        f"{_CRASH}:as-the-checker-ends",
-        (_CRASH,),
-        Point.VERIFY,
-        "it is sent the signal in the instant in which the checker answers",
-        "SIGSEGV",
-        wait=False,
-    ),
     _by_agent(
         f"{_CRASH}:by-agent",
         "a program of the agent's crashes",
