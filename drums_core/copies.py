@@ -82,6 +82,7 @@ class Copy:
     _examiner: GuestClient | None = None
     _wanted: list[Living] = attrs.field(factory=list)
     _lock: trio.Lock = attrs.field(factory=trio.Lock)
+    fault: CheckerError | None = None  # it could not be frozen or thawed: no answer since counts
     _oom_kills: int = 0
 
     @property
@@ -112,6 +113,8 @@ class Copy:
         Raises:
             CheckerError: there can be no score; `.cause` is the gates'.
         """
+        if self.fault is not None:
+            raise self.fault
         self.host.services.watcher.drain()
         self.check_oom()
         failed = self.episode.failed()
@@ -174,13 +177,18 @@ class Copy:
             with trio.move_on_after(PATIENCE_S):
                 await ended.wait()
                 return
-            async with self._living(Living.SESSION, f"{what}: it had not ended after {PATIENCE_S:g} s"):
-                await ended.wait()
+            try:
+                async with self._living(Living.SESSION, f"{what}: it had not ended after {PATIENCE_S:g} s"):
+                    await ended.wait()
+            except DrumsError as e:
+                answers.insert(0, e)
+                asking.cancel()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(thaw_if_it_waits)
             try:
-                answers.append(await self._examiner.request(method, target, body, headers))
+                with trio.CancelScope() as asking:
+                    answers.append(await self._examiner.request(method, target, body, headers))
             except DrumsError as e:  # raised below, as no group
                 answers.append(e)
             finally:
@@ -222,7 +230,8 @@ class Copy:
         try:
             await in_thread(change)
         except (OSError, TimeoutError) as e:
-            raise CheckerError(f"the copy could not be frozen: {e}", cause=Cause.INFRASTRUCTURE) from e
+            self.fault = CheckerError(f"the copy could not be frozen: {e}", cause=Cause.INFRASTRUCTURE)
+            raise self.fault from e
 
 
 def _gist(path: str, body: bytes) -> str:

@@ -29,6 +29,7 @@ from drums_core.plugins import Registry
 from drums_core.verdict import SPECIFIED_GATES
 
 _log = structlog.get_logger("drums.gates")
+_NOT_AWAITED = (Phase.VERIFY, Phase.EVENT)
 
 
 @attrs.frozen
@@ -54,9 +55,13 @@ class GateSet:
 
     @property
     def required(self) -> Mapping[str, tuple[Phase, PluginId]]:
-        """Phase and plugin of each gate that must pass, in the order of the phases."""
+        """Phase and plugin of each gate that must pass before an episode is valid, in the order of the phases.
+
+        A gate of events passes by having nothing to say, and one of the phase `verify` looks once the verdict is there:
+        every verify runs it, and if it fails, the reward is not valid. Required, both have to be loaded.
+        """
         order = list(Phase)
-        needed = [g for g in self._gates if g.name in self.required_names]
+        needed = [g for g in self._gates if g.name in self.required_names and g.gate.phase not in _NOT_AWAITED]
         return {g.name: (g.gate.phase, g.plugin) for g in sorted(needed, key=lambda g: order.index(g.gate.phase))}
 
     @property

@@ -164,6 +164,8 @@ async def _score(slot: Slot, place: Slot | Copy, task: Task, checker: Checker, f
             if scope.cancelled_caught:
                 raise CheckerError(f"the checker did not end within {limit_s:g} s")
     except CheckerError as e:
+        if isinstance(place, Copy) and place.fault is not None:
+            faults.insert(0, place.fault)
         if faults and e is not faults[0]:
             raise faults[0] from e
         if hostile:

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from desktops import Outcome, Witness, judged
+from desktops import Outcome, Witness, judged, make_task
 from requires import requires
 
 from drums_core import build_manager, hookimpl, load_config, open_host
@@ -23,6 +23,7 @@ from drums_core.slot import Slot
 from drums_core.verdict import SPECIFIED_GATES
 
 GATE_TIMEOUT_S = 3.0
+REQUIRED = ("hostile", "hostile_event", "late")
 BROKEN = "raise RuntimeError('planted at import')\n"
 
 
@@ -79,6 +80,21 @@ class HostileGate:
 
 
 @attrs.define
+class LateGate:
+    """Looks just before the checker, and fails where `how` says so."""
+
+    how: dict[str, str]
+    phase: Phase = Phase.VERIFY
+    records: bool = False
+
+    async def record(self, view: DesktopView) -> Json:
+        return None
+
+    async def check(self, view: DesktopView, evidence: Json) -> Any:
+        return failed("planted late") if self.how.get(view.slot) == "late" else passed()
+
+
+@attrs.define
 class HostileEventGate:
     """Raises at a quarantine."""
 
@@ -92,7 +108,7 @@ class HostileEventGate:
 
 @attrs.define
 class HostilePlugin:
-    """Registers both."""
+    """Registers all three."""
 
     gate: HostileGate
 
@@ -100,6 +116,7 @@ class HostilePlugin:
     def drums_register_gates(self, register: Any) -> None:
         register("hostile", lambda: self.gate)
         register("hostile_event", HostileEventGate)
+        register("late", lambda: LateGate(self.gate.how))
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +124,7 @@ def found() -> Iterator[dict[str, Any]]:
     """Desktops side by side, of which some meet a gate that misbehaves."""
     outcomes: dict[str, Any] = {}
     gate = HostileGate({})
-    config = attrs.evolve(load_config(), gate_timeout_s=GATE_TIMEOUT_S, extra_required_gates=("hostile",))
+    config = attrs.evolve(load_config(), gate_timeout_s=GATE_TIMEOUT_S, extra_required_gates=REQUIRED)
     witness = Witness()
 
     async def one(host: Host, how: str) -> None:
@@ -119,11 +136,20 @@ def found() -> Iterator[dict[str, Any]]:
                 slot.quarantine("planted")
             outcomes[how] = await judged(slot, until=["hostile"])
 
+    async def verified(host: Host, how: str) -> None:
+        def told(slot: Slot) -> None:
+            gate.how[slot.id] = how
+
+        async with await host.create(make_task(), on_slot=told) as slot:
+            outcomes[how] = await slot.verify(strict=False)
+
     async def main() -> None:
         plugins = build_manager([("hostile", HostilePlugin(gate))])
         async with open_host(config, plugins=plugins, interposer=witness) as host, trio.open_nursery() as nursery:
             for how in ("raises", "hangs", "fails", "lies", "quarantined", "well", "well too"):
                 nursery.start_soon(one, host, how)
+            for how in ("late", "in time"):
+                nursery.start_soon(verified, host, how)
 
     trio.run(main)
     outcomes["left"] = witness.left_over(config.state_dir)
@@ -164,3 +190,10 @@ def test_an_event_gate_that_raises(found: dict[str, Any]) -> None:
     assert outcome.failing() == {"not_quarantined", "hostile_event"}
     assert "the gate itself failed: RuntimeError: planted in an event" in outcome.lines["hostile_event"]["reason"]
     assert found["left"] == []
+
+
+def test_a_required_gate_of_the_verify(found: dict[str, Any]) -> None:
+    """It holds no verdict up, every verify runs it, and the reward is not valid when it fails."""
+    late, in_time = found["late"], found["in time"]
+    assert (late.valid, late.bad_gates, late.invalid_reasons) == (False, ("late",), ("late: planted late",))
+    assert (in_time.valid, in_time.score, in_time.bad_gates) == (True, 0.0, ())

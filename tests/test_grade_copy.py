@@ -140,8 +140,7 @@ PARITY: dict[str, tuple[Scenario, list[float]]] = {
     "infeasible": (parity(attrs.evolve(make_task(), evaluator={"func": "infeasible"}), last="FAIL"), [0.0, 1.0]),
     "gave up": (parity(make_task(), "mkdir ~/done", last="FAIL", untouched=False), [0.0]),
     "e0df059f": (parity("e0df059f", "mv ~/Desktop/todo_list_Jan_1 ~/Desktop/todo_list_Jan_2"), [0.0, 1.0]),
-    "3c8f201a": (parity("3c8f201a", "echo x >~/Desktop/compressed.jpeg", untouched=False), [1.0]),
-    "13584542": (parity("13584542", untouched=False), [0.0]),
+    "b3d4a89c": (parity("b3d4a89c", last="FAIL"), [0.0, 1.0]),
 }
 
 
