@@ -286,9 +286,9 @@ class FileFacts(Protocol):
 class VerifiedDesktop(Protocol):
     """What an operator's verifier, `FN(desktop, task, **options)`, is given: the final desktop, to look at.
 
-    It runs in a worker of its own. What is asked is done as the agent's user, in a frozen copy of the desktop, or in the
-    desktop itself where that is graded in place. A request that is not answered ends the verifier, and there is no score:
-    that is never the agent's failure. Paths begin at `/`, or with `~/` or nothing at the agent's home.
+    It runs in a worker of its own. What is asked is done as the agent's user, in a frozen copy of the desktop, or in
+    the desktop itself where that is graded in place. A request that is not answered ends the verifier, and there is no
+    score: that is never the agent's failure. Paths begin at `/`, or with `~/` or nothing at the agent's home.
     """
 
     last_action: str | None  # the agent's; None when there was none
