@@ -235,9 +235,10 @@ class CheckContext:
     Args:
         task: the task; deep-copied, so that a checker that changes it changes nothing else.
         last_action: the agent's last action as a string (`WAIT`, `DONE`, `FAIL` or code), None when there was none.
-        serve_guest: serve the desktop's guest server on a listening socket's descriptor (which it takes over) until
-            cancelled: every request is passed on with the desktop's secret added. Used for a worker process that
-            has no other network. Its result is never awaited for; see `transport_failures`.
+        serve_guest: answer for the desktop on a listening socket's descriptor (which it takes over) until cancelled:
+            every request is signed and passed on, to the copy's examiner, or to the desktop's guest server where that
+            is graded in place. Used for a worker process that has no other network. Its result is never awaited
+            for; see `transport_failures`.
         transport_failures: lines about requests that could not be answered; any of them withholds the score.
         run_steps: carry out set-up steps (an evaluator's `postconfig`).
         scratch: a directory for this check on the host, removed afterwards; `cache/` in it holds the outputs that
@@ -285,9 +286,9 @@ class FileFacts(Protocol):
 class VerifiedDesktop(Protocol):
     """What an operator's verifier, `FN(desktop, task, **options)`, is given: the final desktop, to look at.
 
-    It runs in a worker of its own. What is asked is done in the desktop as the agent's user. A request that the desktop
-    does not answer ends the verifier, and there is no score: that is never the agent's failure. Paths begin at `/`, or
-    with `~/` or nothing at the agent's home.
+    It runs in a worker of its own. What is asked is done as the agent's user, in a frozen copy of the desktop, or in
+    the desktop itself where that is graded in place. A request that is not answered ends the verifier, and there is no
+    score: that is never the agent's failure. Paths begin at `/`, or with `~/` or nothing at the agent's home.
     """
 
     last_action: str | None  # the agent's; None when there was none

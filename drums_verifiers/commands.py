@@ -20,16 +20,22 @@ def verifier() -> None:
 @verifier.command()
 @click.argument("name")
 @click.option("--into", type=click.Path(path_type=Path), metavar="FOLDER", help="Folder to make; ./NAME otherwise.")
-def new(name: str, into: Path | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the folder and its files as JSON.")
+def new(name: str, into: Path | None, as_json: bool) -> None:
     """Make a package for the verifier NAME, with recorded end states and a test.
 
     \b
+    drums verifier new demo
     drums verifier new demo --into ~/checks/demo
     """
+    from drums_core.commands.output import print_json
     from drums_verifiers.scaffold import create_package
 
     target = into or Path(name)
     made = create_package(name, target)
+    if as_json:
+        print_json({"folder": str(target), "files": [str(path) for path in made]})
+        return
     for path in made:
         click.echo(str(path))
     click.echo(f"try it: drums verifier test {target}", err=True)

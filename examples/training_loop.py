@@ -3,15 +3,17 @@
     sudo drums serve &
     sudo python examples/training_loop.py --envs 2 --steps 1
 
-The policy and its update are stand-ins. What to copy is `rollout`: an episode that drums calls invalid, or whose
-checker failed, is masked out; its score is never read as 0.
+The policy and its update are stand-ins. What to copy is how a score gets to the learner: `rollout` keeps the reward or
+the error, and `drums.batch_of` makes columns of them, where whatever does not count is masked and NaN, never a 0. The
+policy's name goes with its episodes (`labels`), so that its rates of invalid ones and of checker errors can be watched.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -26,12 +28,10 @@ RENAME = "import subprocess; subprocess.run('cd ~/Desktop && mv minutes_draft mi
 
 @dataclass(frozen=True)
 class Sample:
-    """One episode as the learner sees it: `score` counts only where `valid` is true."""
+    """One episode: what the policy did, and the reward, or why there is none."""
 
     actions: Sequence[str]
-    score: float
-    valid: bool
-    why_masked: str = ""
+    outcome: drums.Reward | drums.DrumsError
 
 
 def guess(_instruction: str, _screen: bytes) -> str:
@@ -49,22 +49,30 @@ def rollout(env: drums.Env, instruction: str, policy: Policy, length: int) -> Sa
             env.step(actions[-1])
             if actions[-1] in ("DONE", "FAIL"):
                 break
-        reward = env.verify()
+        return Sample(actions, env.verify())
     except (drums.InvalidEpisode, drums.CheckerError, drums.DesktopError) as e:
         # The desktop broke or the checker did, which says nothing about the policy: no score, not a score of 0.
-        return Sample(actions, 0.0, False, f"{type(e).__name__}: {e}")
-    assert reward.score is not None  # a strict `verify` has raised otherwise
-    return Sample(actions, reward.score, reward.valid)
+        return Sample(actions, e)
 
 
-def advantages(samples: Sequence[Sample]) -> list[float]:
-    """Scores against the mean of the valid ones; masked samples neither count nor move the mean."""
-    scores = [s.score for s in samples if s.valid]
-    mean = sum(scores) / len(scores) if scores else 0.0
-    return [s.score - mean if s.valid else 0.0 for s in samples]
+def batch_of(samples: Sequence[Sample]) -> drums.RewardBatch:
+    """The rewards as columns: `scores`, NaN where `mask` is false."""
+    return drums.batch_of(s.outcome for s in samples)
 
 
-def renewed(client: drums.Client, env: drums.Env, task: str) -> drums.Env:
+def advantages(batch: drums.RewardBatch) -> list[float]:
+    """Scores against the mean of those that count; NaN, as the score, where the mask is false."""
+    mean = batch.mean()
+    return [score - mean for score in batch.scores]
+
+
+def loss_of(batch: drums.RewardBatch, log_probabilities: Sequence[float]) -> float:
+    """REINFORCE over what counts. A mask that multiplies is not enough, as 0 * NaN is NaN: *choose* by it."""
+    rows = zip(batch.mask, advantages(batch), log_probabilities, strict=True)
+    return math.fsum(-advantage * log_p for counts, advantage, log_p in rows if counts)
+
+
+def renewed(client: drums.Client, env: drums.Env, task: str, labels: Mapping[str, str] | None = None) -> drums.Env:
     """A desktop with a new episode: this one, or another where it is beyond a reset."""
     try:
         if env.refresh()["state"] == "quarantined":
@@ -74,7 +82,7 @@ def renewed(client: drums.Client, env: drums.Env, task: str) -> drums.Env:
     except drums.DesktopError:
         with suppress(drums.SlotNotFound):
             env.close()
-        return client.create(task=task, ttl=600)
+        return client.create(task=task, ttl=600, labels=labels)
 
 
 def close_all(envs: Sequence[drums.Env]) -> None:
@@ -83,24 +91,27 @@ def close_all(envs: Sequence[drums.Env]) -> None:
         env.close()
 
 
-def train(client: drums.Client, task: str, policy: Policy, *, envs: int, steps: int, length: int) -> list[Sample]:
+def train(
+    client: drums.Client, task: str, policy: Policy, labels: Mapping[str, str], *, envs: int, steps: int, length: int
+) -> list[Sample]:
     """Train, and return every sample."""
     instruction = client.task(task)["instruction"]
     seen: list[Sample] = []
     with ExitStack() as stack, ThreadPoolExecutor(envs) as pool:
         # The lease ends what a trainer that dies leaves behind.
-        running = [client.create(task=task, ttl=600) for _ in range(envs)]
+        running = [client.create(task=task, ttl=600, labels=labels) for _ in range(envs)]
         stack.callback(close_all, running)
         for step in range(steps):
             if step:
-                running[:] = pool.map(lambda env: renewed(client, env, task), running)
+                running[:] = pool.map(lambda env: renewed(client, env, task, labels), running)
             for env in running:
                 env.extend(600)
             samples = list(pool.map(lambda env: rollout(env, instruction, policy, length), running))
-            for sample, advantage in zip(samples, advantages(samples), strict=True):
-                # The learner's part: loss = -valid * advantage * log_probability(actions)
-                shown = f"score {sample.score}" if sample.valid else f"masked ({sample.why_masked})"
-                print(f"step {step}: {shown}, advantage {advantage:+.2f}")
+            batch = batch_of(samples)
+            loss = loss_of(batch, [math.log(0.5)] * len(batch))  # the stand-in's; here the learner takes its step
+            for sample, counts, score in zip(samples, batch.mask, batch.scores, strict=True):
+                shown = f"score {score}" if counts else f"masked ({type(sample.outcome).__name__}: {sample.outcome})"
+                print(f"step {step}: {shown}, loss {loss:+.2f}")
             seen += samples
     return seen
 
@@ -109,13 +120,19 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--task", default="2e208cb7", help="a task's id; by default one of drums' own")
+    parser.add_argument("--policy", default="guess", help="the policy's name, for `drums stats --by label`")
     parser.add_argument("--envs", type=int, default=4)
     parser.add_argument("--steps", type=int, default=2, help="training steps, each one episode per desktop")
     parser.add_argument("--length", type=int, default=3, help="actions per episode")
     options = parser.parse_args()
     with drums.connect() as client:
-        seen = train(client, options.task, guess, envs=options.envs, steps=options.steps, length=options.length)
-    print(f"{sum(s.valid for s in seen)} of {len(seen)} episodes are valid")
+        labels = {"policy": options.policy}
+        seen = train(client, options.task, guess, labels, envs=options.envs, steps=options.steps, length=options.length)
+        for row in client.stats(by="label", label="policy"):
+            if row["label"] == options.policy:  # with what the journal has of earlier runs
+                print(f"policy {row['label']}: valid rate {row['valid_rate']}, {row['checker_errors']} checker errors")
+    batch = batch_of(seen)
+    print(f"{sum(batch.valid)} of {len(batch)} episodes are valid, mean score {batch.mean():.2f}")
 
 
 if __name__ == "__main__":

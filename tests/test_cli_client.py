@@ -144,6 +144,14 @@ def test_a_reward_that_is_not_valid(fake: FakeDaemon) -> None:
     assert "quarantined" in output("verify", slot, "--no-strict")
 
 
+def test_what_is_scored(fake: FakeDaemon) -> None:
+    """As the host is configured, unless the caller says which."""
+    slot = output("create", TASK).strip()
+    for flags in ((), ("--in-place",), ("--copy",)):
+        output("verify", slot, *flags)
+    assert [asked.json for asked in fake.of("POST .*/verify")] == [{}, {"in_place": True}, {"in_place": False}]
+
+
 def test_a_terminal_is_not_driven_by_what_is_printed(fake: FakeDaemon) -> None:
     """Instructions, reasons and names are others' words: no escape sequence of theirs comes through."""
     fake.script(
@@ -196,10 +204,8 @@ def test_without_a_daemon() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_examples(command: str) -> None:
-    """Each tells how it is used, and that it prints JSON."""
-    shown = output(command, "--help")
-    assert re.search(rf"^ +(slot=\$\()?drums {command} ", shown, re.M) and "--json" in shown
+def test_the_whole_help_has_an_example_of_each(command: str) -> None:
+    """`test_cli_help.py` looks at each command's own."""
     assert f"drums {command}" in output("--help")
 
 

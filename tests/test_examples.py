@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import runpy
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -144,10 +146,12 @@ def test_training_masks_what_is_no_evidence() -> None:
         drums.GuestError("no answer"),
     ]
     samples: list[Any] = [loop["rollout"](StandIn(end), "", lambda _i, _s: "WAIT", 1) for end in ends]
-    assert [s.valid for s in samples] == [True, True, False, False, False]
-    assert loop["advantages"](samples) == [0.5, -0.5, 0.0, 0.0, 0.0]
-    assert loop["advantages"](samples[2:]) == [0.0, 0.0, 0.0]
-    assert "state_hash" in samples[2].why_masked
+    batch = loop["batch_of"](samples)
+    assert batch.mask == (True, True, False, False, False)
+    assert loop["advantages"](batch)[:2] == [0.5, -0.5] and all(map(math.isnan, loop["advantages"](batch)[2:]))
+    assert loop["loss_of"](batch, [-1.0, -3.0, -5.0, -7.0, -9.0]) == 0.5 * 1.0 - 0.5 * 3.0
+    assert loop["loss_of"](loop["batch_of"](samples[2:]), [-1.0] * 3) == 0.0
+    assert "state_hash" in str(samples[2].outcome)
 
 
 @pytest.mark.parametrize("name", ["own_gate", "own_verifier"])
@@ -181,8 +185,10 @@ class TestOnDesktops:
 
     def test_training_loop(self, daemon: Served) -> None:
         """As a program, small; all its episodes are valid, and no desktop is left."""
+        policy = f"guess-{uuid.uuid4().hex[:8]}"  # the journal has earlier runs
+        argv = [str(EXAMPLES / "training_loop.py"), "--envs", "2", "--steps", "1", "--length", "1", "--policy", policy]
         done = subprocess.run(
-            [sys.executable, str(EXAMPLES / "training_loop.py"), "--envs", "2", "--steps", "1", "--length", "1"],
+            [sys.executable, *argv],
             env=daemon.environ,
             capture_output=True,
             text=True,
@@ -190,9 +196,10 @@ class TestOnDesktops:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        *steps, summary = done.stdout.splitlines()
-        assert len(steps) == 2 and all(re.match(r"step 0: score [01]\.0, advantage", s) for s in steps), done.stdout
-        assert summary == "2 of 2 episodes are valid"
+        *steps, rates, summary = done.stdout.splitlines()
+        assert len(steps) == 2 and all(re.match(r"step 0: score [01]\.0, loss", s) for s in steps), done.stdout
+        assert rates == f"policy {policy}: valid rate 1.0, 0 checker errors"
+        assert summary.startswith("2 of 2 episodes are valid, mean score ")
         with drums.connect(daemon.url, daemon.token) as client:
             assert client.slots() == []
 
@@ -201,10 +208,10 @@ class TestOnDesktops:
         loop = runpy.run_path(str(EXAMPLES / "training_loop.py"))
         with drums.connect(daemon.url, daemon.token) as client, client.create(task="2e208cb7", ttl=600) as env:
             solved = loop["rollout"](env, "", lambda _i, _s: loop["RENAME"], 1)
-            assert (solved.score, solved.valid) == (1.0, True), solved
+            assert float(solved.outcome) == 1.0, solved
             env.quarantine("a test")
             masked = loop["rollout"](env, "", lambda _i, _s: "WAIT", 1)
-            assert (masked.valid, masked.why_masked.partition(":")[0]) == (False, "InvalidEpisode")
+            assert isinstance(masked.outcome, drums.InvalidEpisode)
             assert loop["renewed"](client, env, "2e208cb7") is env
             failed = loop["rollout"](env, "", lambda _i, _s: "WAIT", 1)
-            assert (failed.score, failed.valid) == (0.0, True), failed
+            assert float(failed.outcome) == 0.0, failed

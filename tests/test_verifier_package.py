@@ -48,6 +48,8 @@ def test_as_the_documents_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "ok      note_saved, solution: it scores 1.0" in tried.stdout and "BROKEN" not in tried.stdout
     told = json.loads(invoke("verifier", "test", "demo", "--json").stdout)["checks"]
     assert len(told) == 12 and all(x["ok"] for x in told)
+    listed = json.loads(invoke("verifier", "new", "other", "--json").stdout)
+    assert listed["folder"] == "other" and "other/src/drums_verifier_other/checks.py" in listed["files"]
 
 
 def test_every_place_of_a_name_is_filled(tmp_path: Path) -> None:

@@ -43,7 +43,12 @@ def slots(ctx: click.Context, as_json: bool) -> None:
 @click.argument("slot")
 @json_option("the slot and its gate report")
 def show(slot: str, as_json: bool) -> None:
-    """Show one desktop and the gate report of its episode."""
+    """Show one desktop and the gate report of its episode.
+
+    \b
+    drums slots show d-0123456789ab
+    drums slots show d-0123456789ab --json
+    """
     from drums.commands.session import running_daemon
 
     with running_daemon() as client:
@@ -69,7 +74,12 @@ def _print_gates(report: dict[str, Any]) -> None:
 @click.argument("slot", nargs=-1, required=True)
 @json_option("what was closed")
 def close(slot: tuple[str, ...], as_json: bool) -> None:
-    """Close desktops; what they hold is gone."""
+    """Close desktops; what they hold is gone.
+
+    \b
+    drums slots close d-0123456789ab
+    drums slots close d-0123456789ab d-ba9876543210 --json
+    """
     from drums.commands.session import running_daemon
 
     with running_daemon() as client:

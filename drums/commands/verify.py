@@ -10,17 +10,22 @@ from drums.commands.output import json_option, one_line, print_json
 @click.command()
 @click.argument("slot")
 @click.option("--strict/--no-strict", default=True, help="Exit code 1 unless the reward is valid and has a score.")
-@click.option("--in-place", is_flag=True, default=None, help="Score the desktop itself, not a frozen copy of it.")
+@click.option(
+    "--in-place/--copy",
+    default=None,
+    help="Score the desktop itself, or a frozen copy of it; as the host is configured otherwise.",
+)
 @json_option("the reward")
 def verify(slot: str, strict: bool, in_place: bool | None, as_json: bool) -> None:
     """Score a desktop.
 
-    Waits for the verdict on the episode, runs the task's checker on a frozen copy of the desktop, and prints the reward
-    in any case. The desktop runs on.
+    Waits for the verdict on the episode, runs the task's checker, and prints the reward in any case. What is scored is
+    a frozen copy, unless the host is configured otherwise; the desktop runs on.
 
     \b
     drums verify d-0123456789ab
     drums verify d-0123456789ab --json | jq .score
+    drums verify d-0123456789ab --in-place
     """
     from drums._calls import require_score
     from drums.commands.session import running_daemon

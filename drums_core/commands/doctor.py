@@ -26,7 +26,13 @@ from drums_core.doctor.diagnose import require_root
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--install-criu", is_flag=True, help="First find or install a CRIU that works here.")
 def doctor(state_dir: Path, as_json: bool, install_criu: bool) -> None:
-    """Try what desktops need on this host; exit code 1 when a needed thing is missing."""
+    """Try what desktops need on this host; exit code 1 when a needed thing is missing.
+
+    \b
+    sudo drums doctor
+    sudo drums doctor --install-criu
+    sudo drums doctor --json
+    """
     require_root()
     if install_criu:
         _install(state_dir)

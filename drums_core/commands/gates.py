@@ -18,13 +18,23 @@ from drums_core.slot import first_error
 
 @click.group()
 def gates() -> None:
-    """The gates that decide whether an episode is valid, and their proof."""
+    """The gates that decide whether an episode is valid, and their proof.
+
+    \b
+    sudo drums gates ls
+    sudo drums gates selftest netns state_hash
+    """
 
 
 @gates.command("ls")
 @click.option("--json", "as_json", is_flag=True, help="Print the gates as JSON.")
 def list_gates(as_json: bool) -> None:
-    """List the gates with their phase, their package, and how many faults show that they see something."""
+    """List the gates with their phase, their package, and how many faults show that they see something.
+
+    \b
+    drums gates ls
+    drums gates ls --json
+    """
     plugins = build_manager()
     config = load_config()
     faults = all_faults(plugins).values()

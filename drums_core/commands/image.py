@@ -41,8 +41,8 @@ def image() -> None:
     """Build, list and remove the images that desktops start from.
 
     \b
-    drums image build minimal
-    drums image ls --json
+    sudo drums image build minimal
+    sudo drums image ls --json
     """
 
 
@@ -59,6 +59,10 @@ def build(name: str, mirror: str | None, as_json: bool) -> None:
     """Build the image NAME, boot it once, and dump its golden checkpoint.
 
     Replaces an older build of the same name. An interrupted build leaves nothing.
+
+    \b
+    sudo drums image build osworld
+    sudo drums image build minimal --mirror http://mirror.example/debian --json
     """
     _require_root()
     configure_logging()
@@ -76,8 +80,14 @@ def build(name: str, mirror: str | None, as_json: bool) -> None:
 @image.command()
 @click.argument("name")
 @click.option("--mirror", help="Debian mirror to install from; the host's own otherwise.")
-def ensure(name: str, mirror: str | None) -> None:
-    """Build the image NAME and make its golden checkpoint, unless they are there."""
+@click.option("--json", "as_json", is_flag=True, help="Print the image as JSON.")
+def ensure(name: str, mirror: str | None, as_json: bool) -> None:
+    """Build the image NAME and make its golden checkpoint, unless they are there and current.
+
+    \b
+    sudo drums image ensure minimal
+    sudo drums image ensure osworld --json
+    """
     _require_root()
     configure_logging()
     try:
@@ -89,12 +99,19 @@ def ensure(name: str, mirror: str | None) -> None:
     if _store().load(name).golden_id() is None:
         click.echo("booting the image and dumping its golden checkpoint", err=True)
         trio.run(_make_golden, name)
+    if as_json:
+        print_json(_describe(_store().load(name)))
 
 
 @image.command("ls")
 @click.option("--json", "as_json", is_flag=True, help="Print the images as JSON.")
 def list_images(as_json: bool) -> None:
-    """List the images that are built, and the recipes that are known."""
+    """List the images that are built, and the recipes that are known.
+
+    \b
+    sudo drums image ls
+    sudo drums image ls --json
+    """
     _require_root()
     store = _store()
     built = [store.load(name) for name in store.names()]
@@ -113,15 +130,23 @@ def list_images(as_json: bool) -> None:
 
 @image.command("rm")
 @click.argument("name")
-def remove(name: str) -> None:
-    """Remove the image NAME and its golden checkpoint; refused while desktops use it."""
+@click.option("--json", "as_json", is_flag=True, help="Print what was removed as JSON.")
+def remove(name: str, as_json: bool) -> None:
+    """Remove the image NAME and its golden checkpoint; refused while desktops use it.
+
+    \b
+    sudo drums image rm osworld
+    """
     _require_root()
     store = _store()
     golden = store.load(name).golden_id()
     store.remove(name)
     if golden is not None:
         trio.run(_discard_golden, golden)
-    click.echo(f"removed image {name}")
+    if as_json:
+        print_json({"removed": name, "golden": golden})
+    else:
+        click.echo(f"removed image {name}")
 
 
 async def _discard_golden(identity: str) -> None:

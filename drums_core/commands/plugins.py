@@ -47,6 +47,10 @@ def reload(as_json: bool) -> None:
 
     New and changed verifiers score the episodes that begin from now on; those under way keep what they began with. A
     gate, set-up step or checker that has changed is marked: the daemon uses it after a restart.
+
+    \b
+    drums plugins reload
+    drums plugins reload --json
     """
     from drums.commands.session import running_daemon
 

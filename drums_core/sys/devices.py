@@ -10,7 +10,6 @@ import os
 from pathlib import Path
 
 from drums_core.sys.enter import mount, umount
-from drums_core.sys.removal import mounts_below
 from drums_core.sys.userns import FIRST_ID
 
 _NODES = (("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0))
@@ -48,9 +47,3 @@ def mount_scratch(path: Path) -> None:
     """A small private tmpfs, for CRIU's cache."""
     path.mkdir(parents=True, exist_ok=True)
     mount("drums-kdat", str(path), "tmpfs", ["nosuid", "nodev", "noexec"], "mode=700,size=4m")
-
-
-def unmount_if_mounted(path: Path) -> None:
-    """Unmount a folder of ours if it is a mount point."""
-    if mounts_below(path):
-        umount(str(path))
