@@ -319,8 +319,10 @@ def _remedy(error: BaseException) -> str:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what SQLite adds to its kind
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return "stop the daemon and move the file away, with its -wal and -shm files: the daemon then makes a new one"
-    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+    if code == sqlite3.SQLITE_FULL:
         return "free space on its file system"
+    if code == sqlite3.SQLITE_IOERR:
+        return "see whether its file system is full, or broken"
     refused = code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM)
     if isinstance(error, PermissionError) or (refused and os.geteuid() != 0):
         return "it is root's: run it with sudo"

@@ -265,7 +265,7 @@ class Task:
 OWN_LABEL = "drums"
 """Says that drums itself made an episode, and for what: no policy acts in it."""
 
-Purpose = Literal["selftest", "demo", "trial"]
+Purpose = Literal["selftest", "demo", "trial", "benchmark"]
 MOST_LABELS = 16
 LONGEST_LABEL = 200
 _LABEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -16,7 +16,10 @@ from test_journal import Opened, opened, result
 
 from drums.errors import ConfigError
 from drums.reward import Reward
+from drums_core.daemon import wire
+from drums_core.daemon.codec import structure, structure_query
 from drums_core.daemon.metrics import Metrics
+from drums_core.daemon.routes import OPERATIONS
 from drums_core.episode import Episode
 from drums_core.host import Host
 from drums_core.journal import FILE, VERSION, open_journal, read_episode, read_episodes
@@ -121,11 +124,28 @@ async def test_episodes_of_drums_own(tmp_path: Path) -> None:
     assert everything["demo"]["failures"] and everything["demo"]["checker_error_causes"] == {"unknown": 1}
 
 
+async def test_over_http(state: Path) -> None:
+    """The route passes on what was asked, and its rows are what the document says."""
+    async with opened(state) as journal:
+        begin(journal, "task-a", {OWN_LABEL: "selftest"})
+        await journal.journal.flush()
+        host = SimpleNamespace(journal=journal.journal, config=SimpleNamespace(state_dir=state))
+        (operation,) = [x for x in OPERATIONS if x.name == "stats"]
+        counted = []
+        for query in ([], [("all", "true")], [("all", "false")]):
+            call: Any = SimpleNamespace(host=host, query=structure_query(query, wire.StatsQuery))
+            answer = await operation.handler(call)
+            assert isinstance(answer, dict)
+            counted.append(sum(row.episodes for row in structure(answer, wire.Stats).rows))
+    plain, everything, neither = counted
+    assert plain == neither and everything == plain + 1
+
+
 @pytest.mark.parametrize(
-    "place", ["drums_core/selftest", "drums_core/commands/demo.py", "drums_verifiers/live_trial.py"]
+    "place", ["drums_core/selftest", "drums_core/commands/demo.py", "drums_verifiers/live_trial.py", "benchmarks"]
 )
 def test_drums_own_desktops_say_so(place: str) -> None:
-    """Every desktop that the self-test, the demo and trials of verifiers create has its purpose."""
+    """Every desktop that the self-test, the demo, trials of verifiers and benchmarks create has its purpose."""
     top = Path(__file__).parents[1] / place
     found = []
     for source in sorted(top.rglob("*.py")) if top.is_dir() else [top]:
