@@ -56,7 +56,7 @@ async def measure(rounds: int) -> Samples:
     async with open_host(load_config()) as host:
         await host.golden(host.config.image)
         image = host.images.load(host.config.image)
-        async with await host.create():
+        async with await host.create(purpose="benchmark"):
             pass  # the first restore warms caches and imports
         for _ in range(rounds):
             booted = Desktop(host.services, f"d-{uuid.uuid4().hex[:12]}", host.config.limits)
@@ -64,7 +64,7 @@ async def measure(rounds: int) -> Samples:
                 await timed("boot (baseline)", lambda booted=booted: booted.start_booted(image.layer))
             finally:
                 await booted.stop()
-            slot = await timed("create", lambda: host.create(TASK))
+            slot = await timed("create", lambda: host.create(TASK, purpose="benchmark"))
             try:
                 await timed("step", lambda slot=slot: slot.step("pyautogui.moveTo(300, 300)"))
                 await timed("screenshot", slot.screenshot)

@@ -74,7 +74,7 @@ async def measure(rounds: int, megabytes: int) -> Samples:
                 await loaded.gate.check(desktop.view(), evidence.get(loaded.name))
                 add(f"{loaded.name} alone", (time.perf_counter() - began) * 1e3)
 
-    async with open_host(load_config()) as host, await host.create() as parent:
+    async with open_host(load_config()) as host, await host.create(purpose="benchmark") as parent:
         await parent.execute(["python3", "-c", FILL.format(megabytes=megabytes)])
         for number in range(rounds + 1):
             (child,) = await parent.fork(1)

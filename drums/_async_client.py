@@ -122,9 +122,11 @@ class AsyncClient:
         """See `drums.Client.episode`."""
         return await self._run(_calls.episode(id))
 
-    async def stats(self, by: str = "both", label: str = "policy", since: float | None = None) -> list[Document]:
+    async def stats(
+        self, by: str = "both", label: str = "policy", since: float | None = None, *, all: bool = False
+    ) -> list[Document]:
         """See `drums.Client.stats`."""
-        return await self._run(_calls.stats(by, label, since))
+        return await self._run(_calls.stats(by, label, since, all))
 
     async def plugins(self) -> list[Document]:
         """See `drums.Client.plugins`."""

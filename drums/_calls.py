@@ -133,9 +133,10 @@ def reload_plugins() -> Flow[list[Document]]:
     return (yield from ask(post("/v1/plugins/reload", {}))).field("plugins", list)
 
 
-def stats(by: str, label: str, since: float | None) -> Flow[list[Document]]:
+def stats(by: str, label: str, since: float | None, all: bool) -> Flow[list[Document]]:
     """The rates, a row per group."""
     params = {"by": by, "label": label} | ({} if since is None else {"since": str(int(since))})
+    params |= {"all": "true"} if all else {}
     return (yield from ask(Request("GET", "/v1/stats", params=params))).field("rows", list)
 
 

@@ -116,7 +116,7 @@ class Client:
             ttl: seconds until the desktop is closed; None is never, where the host allows it.
             network: what the desktop can reach.
             labels: up to 16 texts by name that the journal keeps with its episodes and its children's, and that `stats`
-                groups by: `{"policy": "run-7/step-400"}`.
+                groups by: `{"policy": "run-7/step-400"}`. The name `drums` is drums' own.
 
         Raises:
             TaskNotFound, TaskUnsupported, ImageUnsuitable, VerifierNotFound, CapacityExhausted: nothing was started.
@@ -148,15 +148,18 @@ class Client:
         """One episode of the journal, with gates, rewards and quarantines."""
         return self._run(_calls.episode(id))
 
-    def stats(self, by: str = "both", label: str = "policy", since: float | None = None) -> list[Document]:
+    def stats(
+        self, by: str = "both", label: str = "policy", since: float | None = None, *, all: bool = False
+    ) -> list[Document]:
         """How episodes came out, a row per group: verdicts, failed gates with their causes, scores, checker errors.
 
         Args:
             by: `task`, `label`, or `both`: a row per pair.
             label: the label whose values make the groups.
             since: only episodes that began at this time (seconds since the epoch) or later.
+            all: also the episodes that drums made itself, for its self-test, its demo and trials of verifiers.
         """
-        return self._run(_calls.stats(by, label, since))
+        return self._run(_calls.stats(by, label, since, all))
 
     def plugins(self) -> list[Document]:
         """The host's plugins, and what is wrong with those not in use."""

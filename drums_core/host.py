@@ -50,10 +50,12 @@ from drums_core.leftovers import (
     namespaces_of_strangers,
 )
 from drums_core.model import (
+    OWN_LABEL,
     DesktopEvent,
     Json,
     PluginId,
     PluginRecord,
+    Purpose,
     Quarantined,
     Reward,
     Task,
@@ -215,6 +217,7 @@ class Host:
         checkpoint: str | None = None,
         ttl_s: float | None = UNSET,
         labels: Mapping[str, str] | None = None,
+        purpose: Purpose | None = None,
         on_slot: Callable[[Slot], None] | None = None,
     ) -> Slot:
         """A new desktop, judged, with its task set up.
@@ -225,6 +228,7 @@ class Host:
             checkpoint: a saved checkpoint to start from; without `task` its task and set-up state come along.
             ttl_s: seconds that it lives; None is for ever, where the host allows it.
             labels: texts by name that the journal keeps with the slot's episodes and its children's (`check_labels`).
+            purpose: what drums itself makes it for, kept as the label `OWN_LABEL`; statistics leave such episodes out.
             on_slot: told of the slot as soon as there is one, before its desktop; its events can be followed.
 
         Raises:
@@ -240,7 +244,7 @@ class Host:
                 "image and checkpoint exclude each other: a checkpoint has its image", path="$.checkpoint"
             )
         ttl = self.lease(ttl_s)
-        named = check_labels(labels or {})
+        named = check_labels(labels or {}) | ({} if purpose is None else {OWN_LABEL: purpose})
         resolved = self.task(task) if isinstance(task, str) else task
         if resolved is not None:
             self._check_task(resolved)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import stat
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,8 @@ CREATE INDEX rewards_of ON rewards (episode);
 """
 _MIGRATIONS: Mapping[int, str] = {1: "ALTER TABLE episodes ADD COLUMN labels TEXT NOT NULL DEFAULT '{}'"}
 """SQL that takes a file from this version to the next."""
+_READ_AS_NEXT: Mapping[int, str] = {1: "CREATE TEMP VIEW episodes AS SELECT *, '{}' AS labels FROM main.episodes"}
+"""SQL that shows a reader, who may not write, a file of this version as one of the next."""
 
 NOT_WATCHED = "not watched: the host ended"
 
@@ -187,7 +190,7 @@ class Journal:
         if waiter.error is not None:
             raise JournalError(
                 f"journal {str(self.path)!r} cannot be written: {waiter.error}",
-                hint="free space on its file system",
+                hint=_remedy(waiter.error),
                 path=str(self.path),
             ) from waiter.error
 
@@ -267,10 +270,15 @@ def open_journal(state_dir: Path, instance: str) -> Journal:
     """
     path = state_dir / FILE
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        # Only SQLite may open this file: closing any descriptor of it takes the process's locks on it away, and with
+        # them those of every other host in this process (sqlite.org/howtocorrupt.html, 2.2). `mknod` opens nothing.
+        with suppress(FileExistsError):
+            os.mknod(path, stat.S_IFREG | 0o600)
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            raise OSError("it is no regular file")
         db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
     except (OSError, sqlite3.Error) as e:
-        raise JournalError(f"journal {str(path)!r} cannot be opened: {e}", path=str(path)) from e
+        raise JournalError(f"journal {str(path)!r} cannot be opened: {e}", hint=_remedy(e), path=str(path)) from e
     try:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
@@ -282,9 +290,7 @@ def open_journal(state_dir: Path, instance: str) -> Journal:
             _close_lost(db, lambda other: other == instance or _is_alive(state_dir / "run" / other))
     except sqlite3.Error as e:
         db.close()
-        raise JournalError(
-            f"journal {str(path)!r} cannot be used: {e}", hint="move it away to begin a new one", path=str(path)
-        ) from e
+        raise JournalError(f"journal {str(path)!r} cannot be used: {e}", hint=_remedy(e), path=str(path)) from e
     except BaseException:
         db.close()
         raise
@@ -306,6 +312,21 @@ def _bring_up_to_date(db: sqlite3.Connection, path: Path) -> None:
             db.execute(_MIGRATIONS[step])
     db.execute(f"PRAGMA user_version = {VERSION}")
     db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+
+
+def _remedy(error: BaseException) -> str:
+    """What to do about an error of the file's; empty where nothing is known."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what SQLite adds to its kind
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return "stop the daemon and move the file away, with its -wal and -shm files: the daemon then makes a new one"
+    if code == sqlite3.SQLITE_FULL:
+        return "free space on its file system"
+    if code == sqlite3.SQLITE_IOERR:
+        return "see whether its file system is full, or broken"
+    refused = code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM)
+    if isinstance(error, PermissionError) or (refused and os.geteuid() != 0):
+        return "it is root's: run it with sudo"
+    return ""
 
 
 def _is_alive(runtime: Path) -> bool:
@@ -487,9 +508,7 @@ def reading(state_dir: Path) -> Iterator[sqlite3.Connection | None]:
     try:
         found = path.exists()
     except OSError as e:
-        raise JournalError(
-            f"journal {str(path)!r} cannot be read: {e}", hint="it is root's: run it with sudo", path=str(path)
-        ) from e
+        raise JournalError(f"journal {str(path)!r} cannot be read: {e}", hint=_remedy(e), path=str(path)) from e
     if not found:
         yield None
         return
@@ -497,14 +516,16 @@ def reading(state_dir: Path) -> Iterator[sqlite3.Connection | None]:
     try:
         db = sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True, timeout=_BUSY_S, check_same_thread=False)
         db.row_factory = sqlite3.Row
+        db.execute("PRAGMA temp_store = MEMORY")
+        db.execute("BEGIN")  # one state of the file, whatever a host writes, or brings up to date, meanwhile
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if version > VERSION:
             raise PrerequisiteError(f"journal {str(path)!r} has version {version}, this drums reads up to {VERSION}")
+        for step in range(max(version, 1), VERSION):
+            db.execute(_READ_AS_NEXT[step])
         yield None if version == 0 else db
     except sqlite3.Error as e:
-        raise JournalError(
-            f"journal {str(path)!r} cannot be read: {e}", hint="it is root's: run it with sudo", path=str(path)
-        ) from e
+        raise JournalError(f"journal {str(path)!r} cannot be read: {e}", hint=_remedy(e), path=str(path)) from e
     finally:
         if db is not None:
             db.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -262,6 +262,10 @@ class Task:
     needs_web: bool = False
 
 
+OWN_LABEL = "drums"
+"""Says that drums itself made an episode, and for what: no policy acts in it."""
+
+Purpose = Literal["selftest", "demo", "trial", "benchmark"]
 MOST_LABELS = 16
 LONGEST_LABEL = 200
 _LABEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -271,7 +275,8 @@ def check_labels(labels: Mapping[str, str]) -> dict[str, str]:
     """The labels of a desktop's episodes, `{"policy": "run-7/step-400"}`, as they may be.
 
     Raises:
-        ConfigError: there are too many, a name is malformed, or a value is no text of 1 to 200 characters.
+        ConfigError: there are too many, a name is malformed or drums' own, or a value is no text of 1 to 200
+            characters.
     """
     if len(labels) > MOST_LABELS:
         raise ConfigError(f"{len(labels)} labels, allowed are up to {MOST_LABELS}", path="$.labels")
@@ -281,6 +286,12 @@ def check_labels(labels: Mapping[str, str]) -> dict[str, str]:
                 f"{name!r:.80} is no name of a label",
                 hint="1 to 64 letters, digits, dots, dashes and underscores",
                 path="$.labels",
+            )
+        if name == OWN_LABEL:
+            raise ConfigError(
+                f"the label {name!r} is drums' own: it marks episodes that count for no policy",
+                hint="choose another name",
+                path=f"$.labels.{name}",
             )
         if not isinstance(value, str) or not 0 < len(value) <= LONGEST_LABEL:
             raise ConfigError(

@@ -77,7 +77,7 @@ async def _try(host: Host, package: Package, state: EndState) -> Check:
         }
         task = Task(f"trial-{state.name}", state.instruction, (), evaluator, "trial", "0" * 64)
         try:
-            async with await host.create(task, ttl_s=600) as slot:
+            async with await host.create(task, ttl_s=600, purpose="trial") as slot:
                 return Check(rule, await _score(slot, state))
         except DrumsError as e:
             faults.append(e.message)

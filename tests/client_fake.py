@@ -71,7 +71,8 @@ def a_row(query: Mapping[str, str]) -> dict[str, Any]:
     counts = {"episodes": 4, "valid": 2, "invalid": 2, "pending": 0, "rewards": 4, "scored": 3, "checker_errors": 1}
     rates = {"valid_rate": 0.5, "mean_score": 0.25, "checker_error_rate": 0.25, "checker_skipped": 0}
     failures = [{"gate": "no_app_crash", "cause": "agent", "episodes": 2}]
-    return {"task": None, "label": "run-7", **counts, **rates, "failures": failures, "query": dict(query)}
+    causes = {"failures": failures, "checker_error_causes": {"agent": 1}}
+    return {"task": None, "label": "run-7", **counts, **rates, **causes, "query": dict(query)}
 
 
 class FakeDaemon:

@@ -95,7 +95,8 @@ def test_stats(fake: FakeDaemon) -> None:
     header, line = (x.split("\t") for x in output("stats", "--by", "label").splitlines())
     assert header[:4] == ["policy", "episodes", "valid", "invalid"] and line[:4] == ["run-7", "4", "2", "2"]
     assert line[header.index("valid_rate")] == "0.500" and line[-1] == "no_app_crash (agent) 2"
-    assert document("stats")[0]["checker_errors"] == 1
+    assert line[header.index("checker error causes")] == "agent 1"
+    assert document("stats")[0]["checker_errors"] == 1 and document("stats", "--all")[0]["query"]["all"] == "true"
 
 
 def test_create_options(fake: FakeDaemon) -> None:

@@ -148,6 +148,7 @@ def test_stats_and_reload(fake: FakeDaemon, using: Callable[[Body], None]) -> No
         assert (await do(client.stats()))[0]["query"] == {"by": "both", "label": "policy"}
         rows = await do(client.stats("task", label="run", since=17.5))
         assert rows[0]["query"] == {"by": "task", "label": "run", "since": "17"}
+        assert (await do(client.stats(all=True)))[0]["query"] == {"by": "both", "label": "policy", "all": "true"}
         assert await do(client.reload_plugins()) == [{"id": "one"}]
 
     using(body)

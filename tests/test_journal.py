@@ -273,6 +273,39 @@ async def test_several_hosts_write(tmp_path: Path) -> None:
     assert len(read_episodes(tmp_path)) == 40
 
 
+async def test_two_hosts_in_one_process_keep_their_locks(tmp_path: Path) -> None:
+    """What a second host of the process does loses no lock of the first's: nobody takes its log away under it."""
+    touch = "db.execute('SELECT count(*) FROM episodes').fetchone()"
+    count = "print(db.execute('SELECT count(*) FROM rewards').fetchone()[0])"
+
+    async def elsewhere(code: str) -> str:
+        whole = f"import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); {code}; db.close()"
+        done = await trio.run_process([sys.executable, "-c", whole, str(tmp_path / FILE)], capture_stdout=True)
+        return done.stdout.decode().strip()
+
+    async with opened(tmp_path) as one:
+        await one.journal.record_reward(one.episode(), reward())
+        async with opened(tmp_path):
+            await elsewhere(touch)  # the last one to close the file, as far as it can see
+            await one.journal.record_reward(one.episode(), reward())
+            assert await elsewhere(count) == "2"
+        await elsewhere(touch)
+        await one.journal.record_reward(one.episode(), reward())
+        assert await elsewhere(count) == "3"
+    assert len(read_episodes(tmp_path)) == 3
+
+
+def test_only_a_regular_file_is_opened(tmp_path: Path) -> None:
+    """A link is not followed, and nothing is made where it leads; a new file is its owner's alone."""
+    (tmp_path / FILE).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(JournalError, match="no regular file"):
+        open_journal(tmp_path, "h-1")
+    assert not (tmp_path / "elsewhere").exists()
+    (tmp_path / FILE).unlink()
+    open_journal(tmp_path, "h-1").close()
+    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
+
+
 async def test_a_newer_file_is_refused(tmp_path: Path) -> None:
     """A version that this drums does not know is named, and the file is left as it is."""
     async with opened(tmp_path):
@@ -290,7 +323,45 @@ async def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"no database" * 1000)
     with pytest.raises(JournalError) as caught:
         open_journal(tmp_path, "h-1")
-    assert str(tmp_path / FILE) in caught.value.message and caught.value.hint
+    assert str(tmp_path / FILE) in caught.value.message and "move the file away" in caught.value.hint
+    with pytest.raises(JournalError) as caught:
+        read_episodes(tmp_path)
+    assert "move the file away" in caught.value.hint and "sudo" not in caught.value.hint
+
+
+async def test_a_malformed_file_is_no_matter_of_permission(tmp_path: Path) -> None:
+    """One that was overwritten in the middle is to be moved away; `sudo` would not help."""
+    async with opened(tmp_path) as at:
+        for _ in range(50):
+            await at.journal.record_reward(at.episode(), reward())
+    content = (tmp_path / FILE).read_bytes()  # no host has it open
+    (tmp_path / FILE).write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
+    with pytest.raises(JournalError, match="malformed") as caught:
+        read_episodes(tmp_path)
+    assert "move the file away" in caught.value.hint and "sudo" not in caught.value.hint
+
+
+@requires("root")
+@pytest.mark.parametrize("inside", [True, False], ids=["the file", "its folder"])
+def test_a_file_of_roots_needs_sudo(tmp_path: Path, inside: bool) -> None:
+    """Whoever may not read the file, or look into its folder, is told to use sudo."""
+    open_journal(tmp_path, "h-1").close()
+    tmp_path.chmod(0o755 if inside else 0o700)
+    code = f"""
+        import os, sys
+        from pathlib import Path
+        from drums_core.journal import JournalError, read_episodes
+        os.chdir(sys.argv[1])
+        os.setgroups([]), os.setgid(65534), os.setuid(65534)
+        try:
+            read_episodes(Path({"." if inside else str(tmp_path)!r}))
+        except JournalError as e:
+            print(e.hint)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert done.stdout.strip() == "it is root's: run it with sudo"
 
 
 async def test_pages_newest_first(tmp_path: Path) -> None:

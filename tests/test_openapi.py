@@ -140,6 +140,12 @@ def test_malformed_json(body: bytes) -> None:
 def test_queries() -> None:
     """Parameters are text: whole numbers are read, everything else is told by its path."""
     assert structure_query([("limit", "7")], wire.EpisodesQuery) == wire.EpisodesQuery(limit=7)
+    assert structure_query([("all", "true")], wire.StatsQuery).all and not structure_query([], wire.StatsQuery).all
+    assert not structure_query([("all", "false")], wire.StatsQuery).all
+    for text in ("yes", "1", "True", ""):
+        with pytest.raises(ConfigError) as caught:
+            structure_query([("all", text)], wire.StatsQuery)
+        assert caught.value.path == "$query.all"
     for pairs, path in (
         ([("limit", "x")], "$query.limit"),
         ([("limit", "0")], "$query.limit"),

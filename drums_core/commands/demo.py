@@ -90,7 +90,7 @@ class Demo:
         self.timings_ms.pop("verify_skipped", None)
 
     async def _main(self, task: str, picture: Path) -> None:
-        async with await self.timed("create", lambda: self.host.create(task)) as slot:
+        async with await self.timed("create", lambda: self.host.create(task, purpose="demo")) as slot:
             await self.judge("untouched", slot, (True, 0.0))
             await self.timed("step", lambda: slot.step(action_for(slot)))
             await show_folder(slot)
@@ -113,7 +113,7 @@ class Demo:
             self.report = [dict(line) for line in slot.gates()["gates"]["gates"]]
 
     async def _broken(self, task: str) -> None:
-        async with await self.host.create(task) as slot:
+        async with await self.host.create(task, purpose="demo") as slot:
             await slot.wait_valid()
             # A process of the host appends a byte to a file of the home while the desktop is held.
             self.faults.arm(fault("state_hash"), slot=slot.id)
@@ -121,7 +121,7 @@ class Demo:
             await self.judge("planted fault: a file changed while held", slot, (False, 0.0))
 
     async def _quarantined(self, task: str) -> None:
-        async with await self.host.create(task) as slot:
+        async with await self.host.create(task, purpose="demo") as slot:
             slot.quarantine("the demo's harness saw a broken page")
             await self.judge("quarantined", slot, (False, None))
             await slot.release()
@@ -233,6 +233,7 @@ def demo(as_json: bool, screenshot: Path | None) -> None:
                 "bad_gates": list(row.reward.bad_gates),
                 "invalid_reasons": list(row.reward.invalid_reasons),
                 "checker_error": row.reward.checker_error,
+                "checker_error_cause": row.reward.checker_error_cause,
                 "checker_skipped": row.reward.checker_skipped,
                 "as_expected": row.as_expected,
             }

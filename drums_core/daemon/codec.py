@@ -17,6 +17,7 @@ from drums_core.daemon.problems import MalformedJson
 from drums_core.daemon.wire import Bound
 
 T = TypeVar("T")
+_TRUTHS = {"true": True, "false": False}
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -71,7 +72,8 @@ def structure_query(pairs: list[tuple[str, str]], kind: type[T]) -> T:
         if name in document:
             raise _wrong([{"path": f"$query.{name}", "message": "given twice"}])
         whole = fields.get(name) is int and re.fullmatch(r"-?[0-9]{1,18}", text)
-        document[name] = int(text) if whole else text
+        truth = _TRUTHS.get(text) if fields.get(name) is bool else None
+        document[name] = int(text) if whole else text if truth is None else truth
     return structure(document, kind, root="$query")
 
 

@@ -42,6 +42,9 @@ class Metrics:
             "drums_verdicts", "Verdicts by cause (none for valid ones).", ["verdict", "cause"], registry=self.registry
         )
         self.rewards = Counter("drums_rewards", "Rewards that were answered.", ["valid"], registry=self.registry)
+        self.checker_errors = Counter(
+            "drums_checker_errors", "Rewards without a score, by whose doing it is.", ["cause"], registry=self.registry
+        )
         self.dropped = Counter("drums_events_dropped", "Times that events went uncounted.", registry=self.registry)
         self.requests = Counter(
             "drums_http_requests", "Requests by method and status.", ["method", "status"], registry=self.registry
@@ -73,6 +76,8 @@ class Metrics:
                     self._verdict(event.slot, event.episode, str(data.get("verdict")), data.get("causes") or ())
                 elif event.kind == "reward":
                     self.rewards.labels(str(bool(data.get("valid"))).lower()).inc()
+                    if data.get("checker_error") is not None:
+                        self.checker_errors.labels(str(data.get("checker_error_cause") or "unknown")).inc()
                 elif event.kind == "slot_state" and data.get("state") == SlotState.CLOSED:
                     self._judged.pop(event.slot, None)
                 elif event.kind == "dropped":

@@ -254,7 +254,7 @@ async def _stats(call: Call) -> dict[str, Json]:
     state, query = call.host.config.state_dir, call.query
     return {
         "rows": await trio.to_thread.run_sync(
-            lambda: read_stats(state, by=query.by, label=query.label, since=query.since)
+            lambda: read_stats(state, by=query.by, label=query.label, since=query.since, all=query.all)
         )
     }
 

@@ -38,7 +38,8 @@ Timeout = Annotated[float, Bound(gt=0, le=3600.0)]
 class CreateSlot:
     """A new desktop. `ttl` is in seconds; null is unlimited, where the host allows it; absent is the host's default.
 
-    `labels`, 16 at most, are kept with its episodes and its children's: the name of the policy that acts, say.
+    `labels`, 16 at most, are kept with its episodes and its children's: the name of the policy that acts, say. The
+    label `drums` is drums' own.
     """
 
     task: Annotated[str, Bound(min_length=1, max_length=200)] | None = None
@@ -129,11 +130,15 @@ class EpisodesQuery:
 
 @attrs.frozen
 class StatsQuery:
-    """Groups by task, by the value of a label, or by both; `since` is in seconds since the epoch."""
+    """Groups by task, by the value of a label, or by both; `since` is in seconds since the epoch.
+
+    `all` adds the episodes that drums made itself: of its self-test, its demo and trials of verifiers.
+    """
 
     by: Literal["task", "label", "both"] = "both"
     label: Name = "policy"
     since: Annotated[int, Bound(ge=0)] | None = None
+    all: bool = False
 
 
 # --- answers
@@ -428,7 +433,8 @@ class StatsRow:
 
     `task` or `label` is null where the episodes have none, or are not told apart by it. Rewards are the last ones of
     their episodes. `valid_rate` is that of the judged episodes, `mean_score` that of the valid and scored ones,
-    `checker_error_rate` that of the episodes with a reward; each is null when there are none.
+    `checker_error_rate` that of the episodes with a reward; each is null when there are none. `checker_error_causes`
+    has a number for each of `agent`, `task`, `infrastructure` and `unknown` that there is.
     """
 
     task: str | None
@@ -443,6 +449,7 @@ class StatsRow:
     scored: int
     mean_score: float | None
     checker_errors: int
+    checker_error_causes: dict[str, int]
     checker_error_rate: float | None
     checker_skipped: int
 

@@ -57,7 +57,7 @@ async def _create_and_reset(
 ) -> None:
     async with limit:
         try:
-            async with await host.create(new_task()) as slot:
+            async with await host.create(new_task(), purpose="selftest") as slot:
                 await _judge(slot, clean, told, verify=number % _VERIFIED_SHARE == 0)
                 if reset:
                     await slot.reset()
@@ -74,7 +74,7 @@ async def _children(
         return
     origin = "fork of a staged desktop" if staged else "fork"
     try:
-        async with await (set_the_stage(host) if staged else host.create(new_task())) as parent:
+        async with await (set_the_stage(host) if staged else host.create(new_task(), purpose="selftest")) as parent:
             await parent.episode.wait_judged()
             async with trio.open_nursery() as nursery:
                 while count:

@@ -242,7 +242,7 @@ class Bench:
         async with self.limit:
             armed = self._arm(fault, other)
             try:
-                async with await self.host.create(new_task()) as slot:
+                async with await self.host.create(new_task(), purpose="selftest") as slot:
                     armed.slot = slot.id
                     trial = await try_on(slot, armed, self.checker)
             except Exception as e:  # noqa: BLE001 - a trial that breaks off is a miss, with its reason
@@ -251,7 +251,7 @@ class Bench:
 
     async def _beside(self, faults: Sequence[Fault]) -> None:
         """On desktops of their own, beside one that they mix up with."""
-        async with await self.host.create() as other:
+        async with await self.host.create(purpose="selftest") as other:
             async with trio.open_nursery() as nursery:
                 for fault in faults:
                     nursery.start_soon(self._alone, fault, other)

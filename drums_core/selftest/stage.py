@@ -42,7 +42,7 @@ async def set_the_stage(host: Host, *, application: bool = True) -> Slot:
         GuestError: the program, or the application's window, did not come up.
         FaultNotPlanted: the mounts could not be made.
     """
-    slot = await host.create()
+    slot = await host.create(purpose="selftest")
     try:
         for mounts in _MOUNTS:
             await mounts.plant(as_interposition(slot, Point.UP))
