@@ -85,9 +85,16 @@ def _remove_entry(parent: int, name: bytes) -> None:
         mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
     except FileNotFoundError:
         return
-    if not stat.S_ISDIR(mode):
-        os.unlink(name, dir_fd=parent)
-        return
+    try:
+        if stat.S_ISDIR(mode):
+            _remove_folder(parent, name)
+        else:
+            os.unlink(name, dir_fd=parent)
+    except FileNotFoundError:
+        return  # another host clears the same leftovers
+
+
+def _remove_folder(parent: int, name: bytes) -> None:
     for tries_left in reversed(range(_TRIES)):
         folder = openat2(parent, name, os.O_RDONLY | os.O_DIRECTORY, _RESOLVE_NO_XDEV | _RESOLVE_NO_LINKS)
         try:
