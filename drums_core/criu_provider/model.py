@@ -13,6 +13,9 @@ import attrs
 Source = Literal["system", "debian-13", "newer", "DRUMS_CRIU"]
 
 RECORD = "criu.json"
+# Lines that every dump or restore has: CRIU tries to raise its own limits, loads empty iptables rules with programs
+# that need not be there, and sets addresses that the kernel has set already.
+HARMLESS = ("RLIMIT_NOFILE", "tables", "already assigned")
 
 
 @attrs.frozen

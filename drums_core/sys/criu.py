@@ -24,7 +24,7 @@ import attrs
 import trio
 
 from drums.errors import CheckpointError, DumpError, RestoreError
-from drums_core.criu_provider.model import Criu
+from drums_core.criu_provider.model import HARMLESS, Criu
 from drums_core.sys.helper import Plan, start_helper
 
 GHOST_LIMIT_BYTES = 64 << 20
@@ -33,9 +33,6 @@ _LAST_WORDS_S = 0.05
 _LOG_BYTES = 1 << 20
 _ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 DEV_KEY = "dev"
-# Lines that every dump or restore has: CRIU tries to raise its own limits, loads empty iptables rules with programs
-# that need not be there, and sets addresses that the kernel has set already.
-_HARMLESS = ("RLIMIT_NOFILE", "tables", "already assigned")
 
 
 def rpc_messages(criu: Criu) -> Any:
@@ -53,7 +50,7 @@ def log_excerpt(log: Path, *, lines: int = 12) -> str:
     except OSError as e:
         return f"no log: {e.strerror}"
     picked = [
-        f"{n}: {line}" for n, line in enumerate(text, 1) if "Error" in line and not any(h in line for h in _HARMLESS)
+        f"{n}: {line}" for n, line in enumerate(text, 1) if "Error" in line and not any(h in line for h in HARMLESS)
     ]
     return "\n".join(picked[-lines:]) or "\n".join(f"{n}: {line}" for n, line in list(enumerate(text, 1))[-3:])
 
@@ -259,7 +256,7 @@ async def dump(
 def _said(criu: Criu, message: Any) -> str:
     """What a failed reply of CRIU says: its first error, unless that is one that every run has."""
     text = message.cr_errmsg.strip()
-    if not text or any(h in text for h in _HARMLESS):
+    if not text or any(h in text for h in HARMLESS):
         text = f"error {message.cr_errno}"
     return f"criu {criu.version} says {text}"
 

@@ -19,6 +19,7 @@ from drums_core.testing.plant.target import Target, reap, sleeper, stay, wait_fo
 
 _SYS_CLONE3 = 435
 _PR_SET_NAME = 15
+_FAR_PID = 10_000
 
 
 def kill(target: Target, command: str, sig: str, wait: bool = True) -> None:
@@ -66,6 +67,7 @@ def replace(target: Target, command: str) -> None:
     pid = target.named(command)
     status = Path(f"/proc/{pid}/status").read_text()
     inside = int(status.partition("\nNSpid:")[2].splitlines()[0].split()[-1])
+    _hand_out_above(target, _FAR_PID)
     pidfd = os.pidfd_open(pid)
     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     wait_for(pidfd, 10.0)
@@ -89,6 +91,30 @@ def replace(target: Target, command: str) -> None:
         return lambda: reap(child)
 
     stay(prepare)
+
+
+def _hand_out_above(target: Target, pid: int) -> None:
+    """Have the desktop's next processes get higher pids than this.
+
+    CRIU asks for each pid by number, which leaves the counter of a restored pid namespace at its start: the next
+    process that the desktop starts would take the very number that becomes free.
+
+    Source: `ns_last_pid` in the kernel's `admin-guide/sysctl/kernel.rst`; it is that of the writer's own pid namespace.
+    """
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            enter.setns(target.namespace("pid"), "pid")  # for children
+            if writer := os.fork():
+                code = os.waitstatus_to_exitcode(os.waitpid(writer, 0)[1])
+            else:
+                Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid))
+                code = 0
+        finally:
+            os._exit(code)
+    if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        raise OSError(f"the counter of pids was not set: exit code {code}")
 
 
 def _fork_as(inner_pid: int) -> int:
