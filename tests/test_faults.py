@@ -91,6 +91,7 @@ def test_what_is_reported(tried: Tried) -> None:
     assert document["planted"] == document["caught"] >= 70
     assert document["missed"] == document["alarms"] == [] and document["false_alarms"] == 0
     assert document["clean"] == CLEAN == sum(document["clean_by_origin"].values())
+    assert document["clean_verified"] >= CLEAN // 4
     assert set(document["clean_by_origin"]) == {"create", "reset", "fork", "fork of a staged desktop"}
     assert tried.findings.good
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -11,7 +12,6 @@ from drums_core.abc import CheckContext
 from drums_core.config import HostConfig
 from drums_core.hookspecs import RegisterChecker, hookimpl
 from drums_core.model import Json, Task
-from drums_core.selftest.stage import new_task_id
 
 FUNC = "drums_selftest"
 """What the evaluator of its tasks names."""
@@ -19,7 +19,8 @@ FUNC = "drums_selftest"
 
 def new_task() -> Task:
     """A task for one desktop, scored by `SelftestChecker`."""
-    return Task(new_task_id(), "Nothing is to be done.", (), {"func": FUNC}, "selftest", "0" * 64)
+    identity = f"drums-selftest-{uuid.uuid4().hex[:12]}"
+    return Task(identity, "Nothing is to be done.", (), {"func": FUNC}, "selftest", "0" * 64)
 
 
 @attrs.define

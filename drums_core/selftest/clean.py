@@ -21,9 +21,10 @@ _VERIFIED_SHARE = 4  # of so many one is verified at once, before its verdict
 
 @attrs.define
 class Clean:
-    """Clean restores tried, by origin, and those that a gate flagged, in words."""
+    """Clean restores tried, by origin, how many of them were verified, and those that a gate flagged, in words."""
 
     tried: dict[str, int] = attrs.field(factory=dict)
+    verified: int = 0
     alarms: list[dict[str, Json]] = attrs.field(factory=list)
 
     @property
@@ -90,8 +91,9 @@ async def _children(
                         children = []
                     for place in places[len(children) :]:
                         limit.release_on_behalf_of(place)
-                    for place, child in zip(places, children, strict=False):
-                        nursery.start_soon(_child, child, place, clean, limit, told, origin)
+                    # One of each batch is verified, at once: its copy is made of a desktop that has not settled.
+                    for number, (place, child) in enumerate(zip(places, children, strict=False)):
+                        nursery.start_soon(_child, child, place, clean, limit, told, origin, number == 0)
             if parent.episode.validity.verdict is not Verdict.VALID:
                 _alarm(clean, parent, f"the parent ({origin})")
     except Exception as e:  # noqa: BLE001 - as above
@@ -99,11 +101,17 @@ async def _children(
 
 
 async def _child(
-    child: Slot, place: object, clean: Clean, limit: trio.CapacityLimiter, told: Callable[[], None], origin: str
+    child: Slot,
+    place: object,
+    clean: Clean,
+    limit: trio.CapacityLimiter,
+    told: Callable[[], None],
+    origin: str,
+    verify: bool,
 ) -> None:
     try:
         async with child:
-            await _judge(child, clean, told, verify=False, origin=origin)
+            await _judge(child, clean, told, verify=verify, origin=origin)
     except Exception as e:  # noqa: BLE001 - as above
         _broken(clean, origin, e)
     finally:
@@ -115,6 +123,7 @@ async def _judge(slot: Slot, clean: Clean, told: Callable[[], None], *, verify: 
     clean.tried[origin] = clean.tried.get(origin, 0) + 1
     if verify:
         await slot.verify(strict=False)
+        clean.verified += 1
     await slot.episode.wait_judged()
     slot.gates()  # what the kernel has said so far counts
     if slot.episode.validity.verdict is not Verdict.VALID:

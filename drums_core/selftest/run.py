@@ -74,6 +74,7 @@ class Findings:
             "harmless": sum(1 for x in self.trials if x.fault.harmless and not x.skipped),
             "clean": self.clean.count,
             "clean_by_origin": self.clean.tried,
+            "clean_verified": self.clean.verified,
             "false_alarms": self.false_alarms,
             "alarms": [
                 *({"fault": x.fault.name, "gates": x.false_alarms()} for x in self.alarming),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from pathlib import Path
 
 import trio
 
 from drums.errors import GuestError
 from drums_core.host import Host
+from drums_core.selftest.checker import new_task
 from drums_core.services import Interposition
 from drums_core.slot import Slot, execute_as_user, upload_as_user
 from drums_core.testing.faults import Fault, Point
@@ -42,7 +42,7 @@ async def set_the_stage(host: Host, *, application: bool = True) -> Slot:
         GuestError: the program, or the application's window, did not come up.
         FaultNotPlanted: the mounts could not be made.
     """
-    slot = await host.create(purpose="selftest")
+    slot = await host.create(new_task(), purpose="selftest")
     try:
         for mounts in _MOUNTS:
             await mounts.plant(as_interposition(slot, Point.UP))
@@ -72,8 +72,3 @@ async def _until(slot: Slot, condition: str, otherwise: str) -> None:
         return
     said = await execute_as_user(slot.guest, "/execute", otherwise, shell=True, timeout_s=10.0)
     raise GuestError(f"the stage did not come up within {_WITHIN_S:g} s ({condition!r}): {said.output[-500:]}")
-
-
-def new_task_id() -> str:
-    """An id for a task of one desktop's."""
-    return f"drums-selftest-{uuid.uuid4().hex[:12]}"

@@ -79,6 +79,13 @@ CGROUP_FAULTS = [
         needs=_OTHER,
     ),
     _fault(
+        "cgroup:wrong-parent",
+        "the whole desktop is in a cgroup of its name below another parent",
+        "move_to_other_parent",
+        {"parent": "drums-astray"},
+        "processes of the desktop are not in",
+    ),
+    _fault(
         "cgroup:stranger",
         "a stranger, in namespaces of its own, is in the desktop's cgroup",
         "move_in_stranger",

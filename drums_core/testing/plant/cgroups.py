@@ -66,6 +66,31 @@ def move_to_other(target: Target, command: str) -> None:
         (path / "cgroup.procs").write_text(str(pid))
 
 
+def move_to_other_parent(target: Target, parent: str) -> None:
+    """Move the whole desktop into a cgroup of its own name below another parent, which goes with the desktop."""
+    pids = target.pids()
+    folders = [path.parent.parent / parent / path.name for path in _without_freezer(target.cgroups)]
+
+    def prepare() -> Callable[[], object]:
+        for folder in folders:
+            folder.mkdir(parents=True)
+            for pid in pids:
+                (folder / "cgroup.procs").write_text(str(pid))
+        pidfds = [os.pidfd_open(pid) for pid in pids]
+
+        def work() -> None:
+            for pidfd in pidfds:
+                wait_for(pidfd, 120.0)
+            for folder in folders:
+                _remove(folder)
+                with contextlib.suppress(OSError):  # another such fault's desktop is below it too
+                    folder.parent.rmdir()
+
+        return work
+
+    stay(prepare)
+
+
 def move_below(target: Target, command: str) -> None:
     """Move a process of the desktop to a cgroup below the desktop's, which goes with the desktop."""
     pid = target.named(command)
@@ -82,9 +107,7 @@ def move_below(target: Target, command: str) -> None:
         def work() -> None:
             wait_for(pidfd, 120.0)
             for folder in folders:
-                while folder.exists():
-                    with contextlib.suppress(OSError):  # its last process is still dying
-                        folder.rmdir()
+                _remove(folder)
 
         return work
 
@@ -137,6 +160,12 @@ def change_pids_limit(target: Target, by: int) -> None:
             _add(path / "pids.max", by)
             return
     raise NotHere("the desktop has no pids cgroup")
+
+
+def _remove(folder: Path) -> None:
+    while folder.exists():
+        with contextlib.suppress(OSError):  # its last process is still dying
+            folder.rmdir()
 
 
 def _add(file: Path, by: int) -> None:
