@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import signal
+import struct
+import sys
+from pathlib import Path
 
 import pytest
 import trio
@@ -11,8 +16,10 @@ from desktops import Played, judged, make_task, play
 from requires import requires
 
 from drums.errors import DrumsError, InvalidEpisode
+from drums_core.checkpoint import list_files
 from drums_core.host import Host
 from drums_core.testing.faults import FaultInjector, fault
+from drums_core.verdict import SPECIFIED_GATES
 
 pytestmark = requires("root", "criu")
 faults = FaultInjector()
@@ -84,7 +91,45 @@ async def short_leases(host: Host) -> list[str]:
     return told
 
 
+async def whole_desktop_in_the_hosts_network(host: Host) -> object:
+    """From a checkpoint that says of every process that it shares the network namespace of CRIU itself."""
+    name = "shares-the-network"
+    async with await host.create() as slot:
+        await slot.wait_valid()
+        await slot.save(name)
+    folder = host.services.store.load(name).path
+    try:
+        await trio.to_thread.run_sync(share_the_network, folder, host.services.criu.pycriu_dir)
+        async with await host.create(checkpoint=name) as slot:
+            assert slot.desktop is not None
+            same = slot.desktop.namespaces["net"] == os.stat("/proc/self/ns/net").st_ino
+            return await judged(slot, shared=same)
+    finally:
+        await trio.to_thread.run_sync(host.services.store.discard, folder.name)
+
+
+def share_the_network(folder: Path, pycriu_dir: Path) -> None:
+    """Change the checkpoint's images and, so that it is not refused as damaged, its manifest.
+
+    An image is two magic numbers, the size of a message, and the message (criu.org/Images).
+    """
+    sys.path.append(str(pycriu_dir))
+    own = importlib.import_module("inventory_pb2").inventory_entry()
+    ids = importlib.import_module("core_pb2").task_kobj_ids_entry()
+    own.ParseFromString((folder / "criu/inventory.img").read_bytes()[12:])
+    for path in folder.glob("criu/ids-*.img"):
+        content = path.read_bytes()
+        ids.ParseFromString(content[12:])
+        ids.net_ns_id = own.root_ids.net_ns_id
+        message = ids.SerializeToString()
+        path.write_bytes(content[:8] + struct.pack("<I", len(message)) + message)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"] = list_files(folder)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
 SCENARIOS = (
+    whole_desktop_in_the_hosts_network,
     children_of_a_broken_desktop,
     child_of_one_that_breaks_later,
     child_of_a_sound_desktop,
@@ -121,6 +166,15 @@ def test_a_dead_desktop_gives_an_invalid_reward_without_a_score(played: Played) 
     reward = played["verified_after_init_ended"]
     assert (reward.score, reward.valid) == (None, False)
     assert reward.checker_skipped == "failed: the desktop's init ended"
+
+
+def test_a_whole_desktop_in_the_hosts_network_is_broken(played: Played) -> None:
+    found = played["whole_desktop_in_the_hosts_network"]
+    assert found.facts["shared"]
+    assert found.verdict == "invalid"
+    assert found.bad_gates == {"isolation", "netns"}
+    assert "netns: the desktop is in the host's network namespace" in found.reasons
+    assert found.passing() >= set(SPECIFIED_GATES) - {"isolation", "netns"}
 
 
 def test_short_leases_leave_nothing(played: Played) -> None:

@@ -80,6 +80,14 @@ def _controller_mounts() -> dict[str, Path]:
     return mounts
 
 
+def _own_v2_cgroup() -> str:
+    """This process's cgroup on version 2, below the mount point (cgroups(7), `/proc/PID/cgroup`)."""
+    for line in Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines():
+        if line.startswith("0::/"):
+            return line.removeprefix("0::/")
+    raise OSError("this process has no cgroup of version 2")
+
+
 def host_version() -> int:
     """2 where memory, cpu and pids are bound to the unified hierarchy, else 1.
 
@@ -246,9 +254,14 @@ class Cgroup:
             _write(self._file("freezer", "freezer.state"), "FROZEN" if frozen else "THAWED")
 
     def evict(self, pid: int) -> None:
-        """Move a process (CRIU itself) out of it, to the parent."""
+        """Move a process (CRIU itself) out of it: to the parent, or on version 2 to this process's own cgroup.
+
+        There the parent hands its controllers on, and so takes no process itself (cgroup-v2.rst, "No Internal Process
+        Constraint").
+        """
         for path in self.paths:
-            _write(path.parent / "cgroup.procs", pid)
+            folder = _V2_ROOT / _own_v2_cgroup() if self.is_v2 else path.parent
+            _write(folder / "cgroup.procs", pid)
 
     def kill(self) -> None:
         """Send SIGKILL to every process in it, once; frozen processes die when thawed."""

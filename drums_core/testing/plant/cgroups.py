@@ -56,7 +56,10 @@ def move_out(target: Target, command: str, controller: str = "") -> None:
     if controller and len(target.cgroups) < 2:
         raise NotHere("this host's cgroups have one hierarchy")
     for path in paths:
-        (path.parent / "cgroup.procs").write_text(str(pid))
+        if (path / "cgroup.controllers").exists():  # version 2: a parent that hands controllers on takes no process
+            _stay_in([path.parent / f"{path.name}-astray"], [pid])
+        else:
+            (path.parent / "cgroup.procs").write_text(str(pid))
 
 
 def move_to_other(target: Target, command: str) -> None:
@@ -68,8 +71,12 @@ def move_to_other(target: Target, command: str) -> None:
 
 def move_to_other_parent(target: Target, parent: str) -> None:
     """Move the whole desktop into a cgroup of its own name below another parent, which goes with the desktop."""
-    pids = target.pids()
     folders = [path.parent.parent / parent / path.name for path in _without_freezer(target.cgroups)]
+    _stay_in(folders, target.pids(), let_go=[folder.parent for folder in folders])
+
+
+def _stay_in(folders: Sequence[Path], pids: Sequence[int], let_go: Sequence[Path] = ()) -> None:
+    """Move these processes into cgroups that are made now and go when the processes have, and then `let_go`."""
 
     def prepare() -> Callable[[], object]:
         for folder in folders:
@@ -83,8 +90,9 @@ def move_to_other_parent(target: Target, parent: str) -> None:
                 wait_for(pidfd, 120.0)
             for folder in folders:
                 _remove(folder)
-                with contextlib.suppress(OSError):  # another such fault's desktop is below it too
-                    folder.parent.rmdir()
+            for folder in let_go:
+                with contextlib.suppress(OSError):  # others are below it too
+                    folder.rmdir()
 
         return work
 
@@ -95,23 +103,7 @@ def move_below(target: Target, command: str) -> None:
     """Move a process of the desktop to a cgroup below the desktop's, which goes with the desktop."""
     pid = target.named(command)
     folders = [path / "below" for path in _without_freezer(target.cgroups)]
-    if len(folders) == 1:
-        raise NotHere("on version 2 a cgroup with processes of its own has none below it")
-
-    def prepare() -> Callable[[], object]:
-        for folder in folders:
-            folder.mkdir()
-            (folder / "cgroup.procs").write_text(str(pid))
-        pidfd = os.pidfd_open(pid)
-
-        def work() -> None:
-            wait_for(pidfd, 120.0)
-            for folder in folders:
-                _remove(folder)
-
-        return work
-
-    stay(prepare)
+    _stay_in(folders, [pid])
 
 
 def change_memory_limit(target: Target, pages: int) -> None:
