@@ -10,6 +10,7 @@ import functools
 import os
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -66,3 +67,18 @@ def requires(*needs: str) -> pytest.MarkDecorator:
     if fatal := [f"{need}: {lack}" for need, lack in lacks.items() if need in demanded]:
         return pytest.mark.skipif(_Lack(fatal), reason="unreachable")  # type: ignore[arg-type]
     return pytest.mark.skipif(bool(lacks), reason="; ".join(lacks.values()) or "met")
+
+
+def osworld_files(checkout: Path) -> Path:
+    """The files that OSWorld's tasks download, in this checkout; for a fixture.
+
+    Without them the test is skipped, or fails where `DRUMS_OSWORLD` or `DRUMS_REQUIRE` says that the host is to run it:
+    else a wrong path would pass for tests that were run.
+    """
+    files = checkout / "file_cache"
+    if not files.is_dir():
+        lack = f"OSWorld's files are not at {str(files)!r}: DRUMS_OSWORLD names the checkout that has them"
+        if os.environ.get("DRUMS_OSWORLD") or os.environ.get("DRUMS_REQUIRE"):
+            pytest.fail(lack)
+        pytest.skip(lack)
+    return files

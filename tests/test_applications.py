@@ -12,7 +12,7 @@ import pytest
 import trio
 from apps import APPS, OSWORLD, App
 from desktops import Outcome, Played, Scenario, judged, make_task, outcome, play, run
-from requires import requires
+from requires import osworld_files, requires
 
 from drums_core.host import Host
 from drums_core.slot import Slot
@@ -76,13 +76,12 @@ def survives(app: App) -> Scenario:
 
 @pytest.fixture(scope="module")
 def played(request: pytest.FixtureRequest) -> Played:
-    if not (OSWORLD / "file_cache").is_dir():
-        pytest.skip(f"needs OSWorld's files at {str(OSWORLD)!r}")
+    files = osworld_files(OSWORLD)
     # Those that were selected, and no others.
     here = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
     names = {item.callspec.params.get("name") for item in here if hasattr(item, "callspec")}
     scenarios = {name: survives(app) for name, app in APPS.items() if name in names}
-    return play(scenarios, at_once=AT_ONCE, file_mirror=OSWORLD / "file_cache")
+    return play(scenarios, at_once=AT_ONCE, file_mirror=files)
 
 
 @pytest.mark.parametrize("name", APPS)

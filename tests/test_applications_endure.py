@@ -14,7 +14,7 @@ import pytest
 import trio
 from apps import APPS, OSWORLD
 from desktops import Outcome, Played, judged, make_task, outcome, play, run
-from requires import requires
+from requires import osworld_files, requires
 
 from drums_core.host import Host
 from drums_core.slot import Slot
@@ -93,10 +93,9 @@ async def many(host: Host) -> Any:
 
 @pytest.fixture(scope="module")
 def played() -> Played:
-    if not (OSWORLD / "file_cache").is_dir():
-        pytest.skip(f"needs OSWorld's files at {str(OSWORLD)!r}")
+    files = osworld_files(OSWORLD)
     scenarios = {x.__name__: x for x in (lives_long, loses_caches, many)}
-    return play(scenarios, at_once=2, file_mirror=OSWORLD / "file_cache")
+    return play(scenarios, at_once=2, file_mirror=files)
 
 
 def check(found: Mapping[str, Any]) -> None:

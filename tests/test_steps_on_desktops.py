@@ -12,7 +12,7 @@ import attrs
 import pytest
 import trio
 from desktops import Played, judged, outcome, play, run
-from requires import requires
+from requires import osworld_files, requires
 
 from drums.errors import SetupFailed, VerifierNotFound
 from drums_core.host import Host
@@ -135,14 +135,13 @@ async def verifier(host: Host) -> Any:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
-    if not (OSWORLD / "file_cache").is_dir():
-        pytest.skip(f"needs OSWorld's files at {str(OSWORLD)!r}")
+    files = osworld_files(OSWORLD)
     overlay = tmp_path_factory.mktemp("verifiers") / "overlay" / "site-packages"
     overlay.mkdir(parents=True)
     scenarios = {x.__name__: x for x in (windows_and_files, not_in_the_mirror, no_such_file, verifier)}
     sys.path.append(str(overlay))
     try:
-        yield play(scenarios, file_mirror=OSWORLD / "file_cache")
+        yield play(scenarios, file_mirror=files)
     finally:
         sys.path.remove(str(overlay))
 
