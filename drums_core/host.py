@@ -67,6 +67,7 @@ from drums_core.services import Interposer, Services
 from drums_core.setup import parse_steps
 from drums_core.slot import Slot
 from drums_core.sys.cgroups import remove_parent
+from drums_core.sys.conntrack import load_conntrack
 from drums_core.sys.devices import mount_devices, mount_scratch
 from drums_core.sys.removal import remove_tree, unmount_below
 from drums_core.sys.userns import open_idmap
@@ -652,6 +653,7 @@ async def _open_services(
     (runtime / "owner").write_text(f"{me.host_pid} {me.start_ticks}")
     stack.callback(os.close, take_lock(runtime / ALIVE))
     criu = await trio.to_thread.run_sync(find_criu, state)
+    await trio.to_thread.run_sync(load_conntrack)
     store = CheckpointStore(state / "checkpoints", HostFacts.of_this_host(criu))
     stack.callback(os.close, await trio.to_thread.run_sync(_enter_state, state, store))
     await trio.to_thread.run_sync(mount_devices, runtime / "dev")

@@ -239,3 +239,11 @@ def test_sysctls(netns: int) -> None:
     in_network_namespace(netns, change)
     [text] = difference(before, read_network(netns_fd=netns))
     assert text.startswith("sysctls.ipv4/conf/lo/rp_filter is ")
+
+
+def test_sysctls_of_kernel_modules() -> None:
+    """A module that the host has loaded since is no difference of the desktop's; one that is not loaded is."""
+    before = {"links": [], "sysctls": {"core/somaxconn": "4096"}}
+    later = {"links": [], "sysctls": {"core/somaxconn": "4096", "netfilter/nf_conntrack_acct": "0"}}
+    assert difference(before, later) == []
+    assert difference(later, before) == ['sysctls.netfilter/nf_conntrack_acct is null, expected "0"']

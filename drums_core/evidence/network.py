@@ -271,7 +271,11 @@ def _name_anonymous_sets(found: dict[str, Json]) -> dict[str, Json]:
 
 
 def difference(expected: Json, observed: Json) -> list[str]:
-    """How two networks differ, section by section, in words; empty when they are equal."""
+    """How two networks differ, section by section, in words; empty when they are equal.
+
+    A sysctl that is there only now is no difference: all namespaces get it when the host loads a kernel module, or with
+    a new interface, which differs among the links. One that is there no longer is a difference: its value is lost.
+    """
     found: list[str] = []
     for name, wanted, have in _sections(expected, observed):
         if wanted == have:
@@ -299,7 +303,7 @@ def _sections(expected: Json, observed: Json) -> list[tuple[str, Json, Json]]:
     for name in sorted({*expected, *observed}):
         wanted, have = expected.get(name), observed.get(name)
         if isinstance(wanted, dict) and isinstance(have, dict):
-            pairs += [(f"{name}.{x}", wanted.get(x), have.get(x)) for x in sorted({*wanted, *have})]
+            pairs += [(f"{name}.{x}", value, have.get(x)) for x, value in sorted(wanted.items())]
         else:
             pairs.append((name, wanted, have))
     return pairs
