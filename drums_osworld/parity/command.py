@@ -22,7 +22,11 @@ from drums_osworld.steps.download import read_mirrored
 
 @click.group()
 def osworld() -> None:
-    """How drums stands to OSWorld's own code."""
+    """How drums stands to OSWorld's own code.
+
+    \b
+    sudo drums osworld parity 1273e544 --files-only
+    """
 
 
 @osworld.command()

@@ -18,6 +18,7 @@ and `_set_task_info`. Three things are given to them from outside:
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -71,7 +72,7 @@ def evaluate(request: dict[str, Any]) -> dict[str, Any]:
     sys.path.insert(0, str(Path(request["root"]).parent))
     sys.meta_path.append(StandInFinder())
     _phase["importing"] = True
-    import desktop_env.desktop_env as osworld
+    osworld: Any = importlib.import_module("desktop_env.desktop_env")
 
     _phase["importing"] = False
     provider = _Provider(request["port"])
