@@ -14,6 +14,7 @@ from drums.errors import CheckerError, ConfigError, DesktopError
 from drums_core.abc import CheckContext
 from drums_core.config import HostConfig
 from drums_core.model import Cause, Json, SetupStep, Task
+from drums_osworld.files import compared_urls, lay_out
 from drums_osworld.symbols import Symbols, locate, named, scan
 from drums_osworld.task_file import structure_steps
 from drums_verifiers.asking import ask_worker
@@ -84,13 +85,16 @@ class OSWorldChecker:
             return 0.0
         symbols = await trio.to_thread.run_sync(self._symbols)
         metrics, getters = self._names(context.task, symbols)
+        compared = context.scratch / "compared"
+        urls = compared_urls(evaluator)
         request = {
             "evaluator": evaluator,
+            "fetched": await trio.to_thread.run_sync(lay_out, self._config.mirror(), urls, compared),
             "root": "/drums/files/desktop_env",
             "metrics": {x: _place(symbols.metric(x)) for x in metrics},
             "getters": {x: _place(symbols.getter(x)) for x in getters},
         }
-        files = {"desktop_env": symbols.root, **_kept(context.scratch)}
+        files = {"desktop_env": symbols.root, "compared": compared, **_kept(context.scratch)}
         source = f"OSWorld's {evaluator['func']!r}"
         answer, broken = await ask_worker(
             context, request, job=JOB, source=source, timeout_s=self._config.checker_timeout_s, files=files

@@ -55,12 +55,40 @@ def urls_of(tasks: Iterable[Task]) -> list[str]:
         for kind, parameters in steps:
             if kind == "download" and isinstance(parameters, Mapping):
                 found |= dict.fromkeys(str(file.get("url")) for file in _mappings(parameters.get("files")))
-        for key in ("result", "expected"):
-            for getter in _mappings(task.evaluator.get(key)):
-                if getter.get("type") == "cloud_file":
-                    path = getter.get("path")
-                    found |= dict.fromkeys(str(x) for x in (path if isinstance(path, list) else [path]))
+        found |= dict.fromkeys(compared_urls(task.evaluator))
     return list(found)
+
+
+def compared_urls(evaluator: Mapping[str, Any]) -> list[str]:
+    """The URLs of files that an evaluator's getters fetch from elsewhere, each once, in their order."""
+    found: dict[str, None] = {}
+    for key in ("result", "expected"):
+        for getter in _mappings(evaluator.get(key)):
+            if getter.get("type") == "cloud_file":
+                path = getter.get("path")
+                found |= dict.fromkeys(str(x) for x in (path if isinstance(path, list) else [path]))
+    return list(found)
+
+
+def lay_out(mirror: Path | None, urls: Iterable[str], folder: Path) -> dict[str, dict[str, str]]:
+    """Copies of mirrored files in a folder, which is made, readable for every user. Blocks.
+
+    Returns:
+        for each URL its file's name in the folder (`file`), or why it cannot be had (`cause`).
+    """
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o755)
+    found: dict[str, dict[str, str]] = {}
+    for number, url in enumerate(urls):
+        try:
+            content = read_mirrored(mirror, url)
+        except SetupFailed as e:
+            found[url] = {"cause": str(e.facts.get("cause", e.message))}
+            continue
+        (folder / str(number)).write_bytes(content)
+        (folder / str(number)).chmod(0o644)
+        found[url] = {"file": str(number)}
+    return found
 
 
 def _mappings(value: object) -> list[Mapping[str, Any]]:

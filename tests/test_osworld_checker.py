@@ -264,6 +264,26 @@ async def test_output_that_postconfig_kept_is_where_osworld_looks(bench: Bench) 
         await bench.score(evaluator, Guest(says("")))
 
 
+COMPARED = {
+    "func": "diff_text_file",
+    "result": {"type": "vm_file", "path": "/home/user/a.txt", "dest": "a.txt"},
+    "expected": {"type": "cloud_file", "path": "https://example.org/resolve/main/set/b%20c.txt", "dest": "b.txt"},
+}
+
+
+@needs_root
+async def test_expected_files_come_from_the_mirror(bench: Bench, tmp_path: Path) -> None:
+    """Under OSWorld's own name and by its own code; another address, or a file that is not there, is no score."""
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "b c.txt").write_text("right\n")
+    bench.checker = OSWorldChecker(HostConfig(checker_timeout_s=30, file_mirror=tmp_path))
+    assert await bench.score(COMPARED, Guest(says(""), files={"/home/user/a.txt": b"right\n"})) == 1.0
+    assert await bench.score(COMPARED, Guest(says(""), files={"/home/user/a.txt": b"wrong\n"})) < 1.0
+    (tmp_path / "set" / "b c.txt").unlink()
+    with pytest.raises(CheckerError, match=r"cannot be had: .* is not in the mirror"):
+        await bench.score(COMPARED, Guest(says(""), files={"/home/user/a.txt": b"right\n"}))
+
+
 @needs_root
 async def test_other_addresses_withhold_the_score(bench: Bench) -> None:
     evaluator = {
@@ -271,7 +291,7 @@ async def test_other_addresses_withhold_the_score(bench: Bench) -> None:
         "result": {"type": "cloud_file", "path": "https://example.org/a", "dest": "a"},
         "expected": {"type": "cloud_file", "path": "https://example.org/b", "dest": "b"},
     }
-    with pytest.raises(CheckerError, match=r"'example\.org' was asked for"):
+    with pytest.raises(CheckerError, match=r"'https://example\.org/a'.* cannot be had"):
         await bench.score(evaluator, Guest(says("")))
 
 
