@@ -351,6 +351,7 @@ class CheckpointStore:
         (folder / MANIFEST).unlink(missing_ok=True)
         remove_tree(folder)
         self._ephemeral.discard(identity)
+        self._forks.discard(identity)
         self._verified.pop(identity, None)
 
     def discard_alone(self, manifest: Manifest) -> None:
@@ -368,7 +369,6 @@ class CheckpointStore:
                 self._ephemeral.add(identity)  # its last user removes it
             else:
                 self.discard(identity)
-                self._forks.discard(identity)
 
     def names(self) -> list[Manifest]:
         """The manifests of all complete checkpoints."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,8 @@ import trio
 
 from drums.errors import CheckerError, DrumsError, VerifierNotFound
 from drums_core import end_states
-from drums_core.abc import CheckContext, Checker, Pinned
+from drums_core.abc import CheckContext, Checker, Pinned, PreparingChecker
+from drums_core.ahead import ahead
 from drums_core.blame import blame
 from drums_core.copies import Copy, open_copy, open_kept
 from drums_core.end_states import EndState
@@ -81,18 +83,11 @@ async def grade(slot: Slot, *, in_place: bool, keep: bool) -> Reward:
     assert desktop is not None
     evidence = await trio.to_thread.run_sync(desktop.evidence)
     episode.add(await host.services.gates.check(Phase.VERIFY, desktop.view(), evidence))
-    facts: dict[str, Json] = {"graded": {"in_place": in_place}}
-    check = _Check(task, EndState.of(slot), episode.pinned)
-
-    async def on_copy() -> float:
-        try:
-            async with open_copy(slot, keep=keep) as copy:
-                return await check.of_copy(copy, facts, kept=keep)
-        finally:
-            if keep:
-                await end_states.sweep(host.services.store, host.config)
-
-    score, error = await _attempt(task, (lambda: check.score(slot)) if in_place else on_copy)
+    check = _Check(task, EndState.of(slot), episode.pinned, kept=keep, graded={"in_place": in_place})
+    score, error = await check.attempt(host, nullcontext(slot) if in_place else open_copy(slot, keep=keep))
+    if keep:
+        await end_states.sweep(host.services.store, host.config)
+    facts: dict[str, Json] = {"graded": check.graded}
     if error is not None:
         cause, seen = await trio.to_thread.run_sync(lambda: blame(desktop, acted=slot.has_acted))
         if cause is not None and error.cause in (None, Cause.INFRASTRUCTURE):
@@ -114,16 +109,9 @@ async def regrade(
     Args:
         pinned: what scores it.
     """
-    facts: dict[str, Json] = {}
-    check = _Check(task, state, pinned)
-
-    async def on_copy() -> float:
-        async with open_kept(host, checkpoint) as copy:
-            return await check.of_copy(copy, facts, kept=True)
-
-    score, error = await _attempt(task, on_copy)
-    thawed = facts.get("graded", {}).get("thawed", [])
-    return score, error and _without_blame(error, acted=state.acted), list(thawed)
+    check = _Check(task, state, pinned, kept=True)
+    score, error = await check.attempt(host, open_kept(host, checkpoint))
+    return score, error and _without_blame(error, acted=state.acted), list(check.graded.get("thawed", []))
 
 
 def _without_blame(error: Failure, *, acted: bool) -> Failure:
@@ -132,101 +120,140 @@ def _without_blame(error: Failure, *, acted: bool) -> Failure:
     return attrs.evolve(error, cause=Cause.INFRASTRUCTURE) if blamed else error
 
 
-async def _attempt(task: Task, work: Callable[[], Awaitable[float]]) -> tuple[float | None, Failure | None]:
-    """A score, or why there is none."""
-    try:
-        return await work(), None
-    except CheckerError as e:
-        return None, Failure(str(e), e.facts.get("cause"), list(e.facts.get("evidence", ())))
-    except DrumsError as e:
-        return None, Failure(f"{type(e).__name__}: {e.message}")
-    except Exception as e:  # noqa: BLE001 - a checker that raises gives no score, and says why
-        _log.exception("checker raised", task=task.id)
-        return None, Failure(f"{type(e).__name__}: {e}")
-
-
 @attrs.frozen
 class _Check:
-    """What is checked: `state` is the end of the episode, `pinned` what scores it; `findings` are the checker's."""
+    """One check.
+
+    Args:
+        state: the end of the episode.
+        pinned: what scores it.
+        kept: whether the copy's checkpoint stays.
+        graded: what was graded, for the reward.
+        findings: the checker's.
+    """
 
     task: Task
     state: EndState
     pinned: Pinned | None
+    kept: bool
+    graded: dict[str, Json] = attrs.field(factory=dict)
     findings: dict[str, Json] = attrs.field(factory=dict)
 
-    async def of_copy(self, copy: Copy, facts: dict[str, Json], *, kept: bool) -> float:
-        """The score of a copy; `facts` learn what was graded."""
-        graded: dict[str, Json] = {"in_place": False, "checkpoint": copy.checkpoint.id, "thawed": copy.thawed}
-        facts["graded"] = graded | ({"kept": True} if kept else {})
+    async def attempt(
+        self, host: Host, opening: AbstractAsyncContextManager[Slot | Copy]
+    ) -> tuple[float | None, Failure | None]:
+        """The score of the desktop that `opening` gives, or why there is none."""
         try:
-            return await self.score(copy)
-        finally:
-            facts["graded"]["notes"] = copy.episode.notes
+            return await self._score(host, opening), None
+        except CheckerError as e:
+            return None, Failure(str(e), e.facts.get("cause"), list(e.facts.get("evidence", ())))
+        except DrumsError as e:
+            return None, Failure(f"{type(e).__name__}: {e.message}")
+        except Exception as e:  # noqa: BLE001 - a checker that raises gives no score, and says why
+            _log.exception("checker raised", task=self.task.id)
+            return None, Failure(f"{type(e).__name__}: {e}")
 
-    async def score(self, place: Slot | Copy) -> float:
-        """The score of a desktop.
-
-        Raises:
-            CheckerError: there is none.
-        """
-        _, checker, _ = checker_for(place.host.checkers, self.task)
-        failures: list[str] = []
-        hostile: list[str] = []
-        faults: list[CheckerError] = []
+    async def _score(self, host: Host, opening: AbstractAsyncContextManager[Slot | Copy]) -> float:
+        _, checker, _ = checker_for(host.checkers, self.task)
         scratch = Path(tempfile.mkdtemp(prefix="drums-check-"))
         cache = scratch / "cache"
         cache.mkdir()
         for name, text in self.state.outputs.items():
             (cache / name).write_text(text, encoding="utf-8")
-
-        async def serve(fd: int) -> None:
-            if not isinstance(place, Copy):
-                await serve_guest(place.guest.request, fd, failures, hostile)
-                return
-            try:
-                async with place.frozen():
-                    await serve_guest(place.request, fd, failures, hostile)
-            except CheckerError as e:  # the worker's end would hide it
-                faults.append(e)
-                raise
-
-        async def steps(documents: Sequence[SetupStep]) -> None:
-            await run_steps(place, documents, cache=cache)
-            if isinstance(place, Copy):
-                place.require_sound("broke while its postconfig ran")
-
-        limit_s = place.host.services.config.checker_timeout_s
+        asking = _Asking(cache)
         try:
             async with temporary_cgroup(WORKER_LIMITS) as cgroup:
                 context = CheckContext(
                     task=deepcopy(self.task),
                     last_action=self.state.last_action,
-                    serve_guest=serve,
-                    transport_failures=failures,
-                    run_steps=steps,
+                    serve_guest=asking.serve,
+                    transport_failures=asking.failures,
+                    run_steps=asking.run_steps,
                     scratch=scratch,
                     worker_cgroups=tuple(cgroup.paths),
                     pinned=self.pinned,
                     findings=self.findings,
                 )
-                with trio.move_on_after(limit_s) as scope:
-                    score = await checker.check(context)
-                if scope.cancelled_caught:
-                    raise CheckerError(f"the checker did not end within {limit_s:g} s")
-        except CheckerError as e:
-            if isinstance(place, Copy) and place.fault is not None:
-                faults.insert(0, place.fault)
-            if faults and e is not faults[0]:
-                raise faults[0] from e
-            if hostile:
-                e.facts.update(cause=Cause.AGENT, evidence=hostile)
-            raise
+                async with _prepared(checker, context) as context, opening as asking.place:
+                    if isinstance(asking.place, Copy):
+                        self._note(asking.place)
+                    score = await asking.checked(checker, context, host.config.checker_timeout_s)
         finally:
             shutil.rmtree(scratch)
-        if isinstance(place, Copy):
-            place.require_sound("broke while it was looked at")
-        if failures:
-            raise CheckerError(f"the desktop could not be asked: {failures[0]}")
         if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
             raise CheckerError(f"the checker returned {score!r}, expected a finite number")
         return float(score)
+
+    def _note(self, copy: Copy) -> None:
+        self.graded.update(in_place=False, checkpoint=copy.checkpoint.id, thawed=copy.thawed)
+        self.graded["notes"] = copy.episode.notes
+        if self.kept:
+            self.graded["kept"] = True
+
+
+@asynccontextmanager
+async def _prepared(checker: Checker, context: CheckContext) -> AsyncIterator[CheckContext]:
+    """The context with what the checker prepares while the block goes on."""
+    if not isinstance(checker, PreparingChecker):
+        yield context
+        return
+    async with ahead(checker.prepare(context)) as ready:
+        yield attrs.evolve(context, prepared=ready)
+
+
+@attrs.define
+class _Asking:
+    """What a checker reaches of a desktop, once there is one; `cache` takes what its steps print."""
+
+    cache: Path
+    place: Slot | Copy | None = None
+    failures: list[str] = attrs.field(factory=list)
+    _hostile: list[str] = attrs.field(factory=list)
+    _faults: list[CheckerError] = attrs.field(factory=list)
+
+    async def serve(self, fd: int) -> None:
+        """`CheckContext.serve_guest`."""
+        place = self.place
+        assert place is not None, "there is no desktop yet"
+        if not isinstance(place, Copy):
+            await serve_guest(place.guest.request, fd, self.failures, self._hostile)
+            return
+        try:
+            async with place.frozen():
+                await serve_guest(place.request, fd, self.failures, self._hostile)
+        except CheckerError as e:  # the worker's end would hide it
+            self._faults.append(e)
+            raise
+
+    async def run_steps(self, documents: Sequence[SetupStep]) -> None:
+        """`CheckContext.run_steps`."""
+        assert self.place is not None, "there is no desktop yet"
+        await run_steps(self.place, documents, cache=self.cache)
+        if isinstance(self.place, Copy):
+            self.place.require_sound("broke while its postconfig ran")
+
+    async def checked(self, checker: Checker, context: CheckContext, limit_s: float) -> object:
+        """What the checker returns.
+
+        Raises:
+            CheckerError: it cannot count.
+        """
+        place = self.place
+        try:
+            with trio.move_on_after(limit_s) as scope:
+                score: object = await checker.check(context)
+            if scope.cancelled_caught:
+                raise CheckerError(f"the checker did not end within {limit_s:g} s")
+        except CheckerError as e:
+            if isinstance(place, Copy) and place.fault is not None:
+                self._faults.insert(0, place.fault)
+            if self._faults and e is not self._faults[0]:
+                raise self._faults[0] from e
+            if self._hostile:
+                e.facts.update(cause=Cause.AGENT, evidence=self._hostile)
+            raise
+        if isinstance(place, Copy):
+            place.require_sound("broke while it was looked at")
+        if self.failures:
+            raise CheckerError(f"the desktop could not be asked: {self.failures[0]}")
+        return score
