@@ -85,7 +85,6 @@ class Copy:
     _wanted: list[Living] = attrs.field(factory=list)
     _lock: trio.Lock = attrs.field(factory=trio.Lock)
     fault: CheckerError | None = None  # it could not be frozen or thawed: no answer since counts
-    _oom_kills: int = 0
 
     @property
     def guest(self) -> GuestClient:
@@ -101,12 +100,7 @@ class Copy:
 
     def check_oom(self) -> None:
         """Read the OOM counter; more than last time is an event."""
-        try:
-            kills = self.desktop.cgroup.oom_kills()
-        except (OSError, DesktopError):
-            return  # it is being torn down
-        if kills > self._oom_kills:
-            self._oom_kills = kills
+        if (kills := self.desktop.new_oom_kills()) is not None:
             self.on_event(OutOfMemory(kills, self.has_acted))
 
     def require_sound(self, when: str) -> None:

@@ -86,7 +86,6 @@ class Slot:
     _operation: str = ""
     _deadline: float = float("inf")
     _watch: trio.CancelScope | None = None
-    _oom_kills: int = 0
     _acted_before: bool = False
     _beginning: trio.CancelScope | None = None
     labels: Mapping[str, str] = attrs.field(factory=dict)
@@ -230,7 +229,7 @@ class Slot:
         desktop = Desktop(services, self.id, services.config.limits)
         self._episode = self.host.new_episode(self, origin, checkpoint)
         self._episode.parent, self._episode.pinned = parent, pinned
-        self.desktop, self._oom_kills = desktop, 0
+        self.desktop = desktop
         self._acted_before = acted or checkpoint.manifest.kind != "golden"
         try:
             await desktop.start_from(checkpoint, image.layer, self._episode)
@@ -473,12 +472,7 @@ class Slot:
         """Read the OOM counter; more than last time is an event."""
         if self.desktop is None or self._episode is None:
             return
-        try:
-            kills = self.desktop.cgroup.oom_kills()
-        except (OSError, DesktopError):
-            return  # it is being torn down
-        if kills > self._oom_kills:
-            self._oom_kills = kills
+        if (kills := self.desktop.new_oom_kills()) is not None:
             self.host.on_desktop_event(self.id, OutOfMemory(kills, self.has_acted))
 
     # --- using it
