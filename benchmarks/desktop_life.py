@@ -43,6 +43,22 @@ TASK = Task(
 Samples = dict[str, list[float]]
 
 
+class Timed:
+    """A checker, and when it had its score."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.ended = inner, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    async def check(self, context: Any) -> float:
+        """As the checker does."""
+        score: float = await self.inner.check(context)
+        self.ended = time.perf_counter()
+        return score
+
+
 async def measure(rounds: int) -> Samples:
     """Samples by operation."""
     samples: Samples = {}
@@ -53,7 +69,15 @@ async def measure(rounds: int) -> Samples:
         samples.setdefault(name, []).append((time.perf_counter() - began) * 1e3)
         return result
 
-    async with open_host(load_config()) as host:
+    ready: list[float] = []
+
+    async def note_ready(at: Any) -> None:
+        if at.point == "ready" and at.slot.startswith("c-"):  # a copy's gates up to `ready` have passed
+            ready.append(time.perf_counter())
+
+    async with open_host(load_config(), interposer=note_ready) as host:
+        checkers = {name: (Timed(checker), plugin) for name, (checker, plugin) in host.checkers.items()}
+        host.checkers = checkers
         await host.golden(host.config.image)
         image = host.images.load(host.config.image)
         async with await host.create(purpose="benchmark"):
@@ -70,6 +94,8 @@ async def measure(rounds: int) -> Samples:
                 await timed("screenshot", slot.screenshot)
                 await slot.wait_valid()
                 await timed("verify (copy)", slot.verify)
+                scored = max(checker.ended for checker, _ in checkers.values())
+                samples.setdefault("checker after copy ready", []).append((scored - ready[-1]) * 1e3)
                 await timed("verify (in place)", lambda slot=slot: slot.verify(in_place=True))
                 for count in (1, 4):
                     children = await timed(f"fork {count}", lambda slot=slot, count=count: slot.fork(count))

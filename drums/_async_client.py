@@ -122,6 +122,10 @@ class AsyncClient:
         """See `drums.Client.episode`."""
         return await self._run(_calls.episode(id))
 
+    async def reverify(self, id: str, *, anyway: bool = False) -> Document:
+        """See `drums.Client.reverify`."""
+        return await self._run(_calls.reverify(id, anyway))
+
     async def stats(
         self, by: str = "both", label: str = "policy", since: float | None = None, *, all: bool = False
     ) -> list[Document]:
@@ -229,9 +233,9 @@ class AsyncEnv(SlotView):
         """See `drums.Env.extend`."""
         self._learn(await self._run(_calls.operate(self.id, "extend", {"ttl": ttl})))
 
-    async def verify(self, strict: bool = True, *, in_place: bool | None = None) -> Reward:
+    async def verify(self, strict: bool = True, *, in_place: bool | None = None, keep: bool | None = None) -> Reward:
         """See `drums.Env.verify`."""
-        return await self._run(_calls.verify(self.id, strict, in_place))
+        return await self._run(_calls.verify(self.id, strict, in_place, keep))
 
     async def close(self) -> None:
         """See `drums.Env.close`. Done to its end although the caller is cancelled."""

@@ -128,6 +128,12 @@ def episode(identity: str) -> Flow[Document]:
     return (yield from get(f"/v1/episodes/{_segment(identity, 'episode')}"))
 
 
+def reverify(identity: str, anyway: bool) -> Flow[Document]:
+    """Both gradings of an episode's end state."""
+    path = f"/v1/episodes/{_segment(identity, 'episode')}/reverify"
+    return (yield from ask(post(path, {"anyway": anyway}, is_long=True))).object()
+
+
 def reload_plugins() -> Flow[list[Document]]:
     """The plugins, once they have been looked for again."""
     return (yield from ask(post("/v1/plugins/reload", {}))).field("plugins", list)
@@ -228,14 +234,14 @@ def wait_valid(slot: str, timeout: float | None) -> Flow[None]:
             raise TimeoutError(f"{name} is still pending after {timeout:g} s")
 
 
-def verify(slot: str, strict: bool, in_place: bool | None) -> Flow[Reward]:
-    """The reward, of a copy or `in_place`; None is as the host is configured.
+def verify(slot: str, strict: bool, in_place: bool | None, keep: bool | None) -> Flow[Reward]:
+    """The reward, of a copy, which the host may `keep`, or `in_place`; None is as the host is configured.
 
     Raises:
         InvalidEpisode: strict, and it is not valid.
         CheckerError: strict, and it is valid but without a score.
     """
-    body = {} if in_place is None else {"in_place": in_place}
+    body = {k: v for k, v in (("in_place", in_place), ("keep", keep)) if v is not None}
     document = (yield from ask(post(_slot(slot, "/verify"), body, is_long=True))).object()
     reward: Reward = reward_of(document)
     if strict:

@@ -137,7 +137,7 @@ class Client:
         return self._env(self._run(_calls.describe(id)))
 
     def checkpoints(self) -> list[Document]:
-        """The saved checkpoints."""
+        """The saved checkpoints, the images' golden ones and the kept end states, by `kind`."""
         return self._run(_calls.listing("/v1/checkpoints", "checkpoints"))
 
     def episodes(self, limit: int | None = None, before: str | None = None) -> list[Document]:
@@ -147,6 +147,22 @@ class Client:
     def episode(self, id: str) -> Document:
         """One episode of the journal, with gates, rewards and quarantines."""
         return self._run(_calls.episode(id))
+
+    def reverify(self, id: str, *, anyway: bool = False) -> Document:
+        """Grade the end state of an episode again, which `verify(keep=True)` has kept, and compare.
+
+        Args:
+            id: the episode.
+            anyway: grade also when the task's checker, its version or its files are not those of the first time.
+
+        Returns:
+            `agree`, the grades `recorded` and `again` (each with `score` and `checker_error`), `checkpoint`,
+            `differences` of what graded, and `thawed`.
+
+        Raises:
+            EpisodeNotFound, EndStateNotFound, CheckerChanged, VerifierNotFound, CheckpointError.
+        """
+        return self._run(_calls.reverify(id, anyway))
 
     def stats(
         self, by: str = "both", label: str = "policy", since: float | None = None, *, all: bool = False
@@ -273,18 +289,19 @@ class Env(SlotView):
         """Let the lease end `ttl` seconds from now; None is never, where the host allows it."""
         self._learn(self._run(_calls.operate(self.id, "extend", {"ttl": ttl})))
 
-    def verify(self, strict: bool = True, *, in_place: bool | None = None) -> Reward:
+    def verify(self, strict: bool = True, *, in_place: bool | None = None, keep: bool | None = None) -> Reward:
         """Wait for the verdict, run the task's checker on a frozen copy of the desktop, and return the reward.
 
         Args:
             strict: raise instead of returning a reward that is not valid, or that has no score.
             in_place: run the checker on the desktop itself, while its programs run; None is as the host is configured.
+            keep: let the host keep the copy as the episode's end state, for `Client.reverify`; None likewise.
 
         Raises:
             InvalidEpisode: the reward is not valid; it rides along as `.reward`.
             CheckerError: it is valid, and the checker failed; the reward rides along.
         """
-        return self._run(_calls.verify(self.id, strict, in_place))
+        return self._run(_calls.verify(self.id, strict, in_place, keep))
 
     def close(self) -> None:
         """End the desktop and the slot; twice is once."""

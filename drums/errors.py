@@ -244,6 +244,20 @@ class EpisodeNotFound(DrumsError, LookupError):
     status = 404
 
 
+class EndStateNotFound(EpisodeNotFound):
+    """No end state of the episode is there: it was not kept, or was removed since."""
+
+    code = "end_state_not_found"
+    status = 404
+
+
+class CheckerChanged(DrumsError):
+    """What would grade an end state again is not what graded it; `.differences` says what differs."""
+
+    code = "checker_changed"
+    status = 409
+
+
 class InvalidEpisode(DrumsError):
     """The episode is not valid; `.reward` rides along when there is one."""
 

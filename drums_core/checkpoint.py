@@ -63,7 +63,7 @@ class Manifest:
 
     id: str
     name: str
-    kind: str  # golden, saved or fork
+    kind: str  # golden, saved, fork or end_state
     created_at: float
     drums: str
     host: HostFacts
@@ -74,6 +74,7 @@ class Manifest:
     init_argv: tuple[str, ...]
     task: Json
     files: Mapping[str, Sequence[Json]]
+    end_state: Json = None  # what an end state's grade rests on besides: see `end_states.facts_of`
 
 
 _converter = cattrs.Converter(forbid_extra_keys=True)
@@ -186,6 +187,7 @@ class CheckpointStore:
     _uses: dict[str, int] = attrs.field(factory=dict)
     _counting: threading.Lock = attrs.field(factory=threading.Lock)  # desktops stop side by side, in threads
     _ephemeral: set[str] = attrs.field(factory=set)
+    _forks: set[str] = attrs.field(factory=set)  # made here: another host's are its own to remove
     _verified: dict[str, tuple[tuple[Any, ...], ...]] = attrs.field(factory=dict)
 
     def begin(self) -> tuple[str, Path]:
@@ -221,8 +223,9 @@ class CheckpointStore:
         self._verified[manifest.id] = _signature(folder)
         if manifest.kind == "fork":
             self._ephemeral.add(manifest.id)
+            self._forks.add(manifest.id)
         else:
-            # What a saved checkpoint stands on is saved with it.
+            # What a kept checkpoint stands on is kept with it.
             self._ephemeral.difference_update(manifest.layers)
         return Checkpoint(folder, manifest)
 
@@ -348,7 +351,24 @@ class CheckpointStore:
         (folder / MANIFEST).unlink(missing_ok=True)
         remove_tree(folder)
         self._ephemeral.discard(identity)
+        self._forks.discard(identity)
         self._verified.pop(identity, None)
+
+    def discard_alone(self, manifest: Manifest) -> None:
+        """Remove a kept checkpoint, and the forks' ones below it that were kept for its sake alone.
+
+        Raises:
+            CheckpointError: it is in use.
+        """
+        self.discard(manifest.id)
+        for identity in manifest.layers[1:]:
+            others = self.names()
+            if identity not in self._forks or any(identity in m.layers for m in others if m.id != identity):
+                continue
+            if self._uses.get(identity):
+                self._ephemeral.add(identity)  # its last user removes it
+            else:
+                self.discard(identity)
 
     def names(self) -> list[Manifest]:
         """The manifests of all complete checkpoints."""

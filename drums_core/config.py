@@ -17,6 +17,7 @@ from drums.errors import ConfigError
 from drums_core.model import Limits
 
 DEFAULT_TTL_S: float | None = 3600.0
+END_STATE_MAX_AGE_S: float | None = 7 * 86400.0
 DEFAULT_STATE_DIR = Path("/var/lib/drums")
 
 
@@ -45,6 +46,9 @@ class HostConfig:
         extra_required_gates: gates that must pass besides those of the specification.
         checker_timeout_s: seconds that a checker may take.
         verify_in_place: whether `verify`, unless told otherwise, grades the desktop itself and not a frozen copy.
+        keep_end_states: whether `verify`, unless told otherwise, keeps the graded copy, for `reverify`.
+        max_end_states: how many end states are kept at most; the oldest is removed first.
+        end_state_max_age_s: seconds after which an end state is removed; None is never.
         max_copies: how many desktops may be copied and graded at once, besides `max_slots`; more wait their turn.
         listen: where the daemon listens: `HOST:PORT` with an address of the loopback, or `unix:/path`.
         allow_remote: whether `listen` may be an address that other machines reach. The token then travels in the clear:
@@ -67,6 +71,9 @@ class HostConfig:
     extra_required_gates: tuple[str, ...] = ()
     checker_timeout_s: float = 300.0
     verify_in_place: bool = False
+    keep_end_states: bool = False
+    max_end_states: int = attrs.field(default=16, validator=attrs.validators.ge(1))
+    end_state_max_age_s: float | None = attrs.field(default=END_STATE_MAX_AGE_S, validator=_positive_or_none)
     max_copies: int = attrs.field(default=4, validator=attrs.validators.ge(1))
     listen: str = "127.0.0.1:7070"
     allow_remote: bool = False

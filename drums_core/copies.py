@@ -20,6 +20,8 @@ import trio
 
 from drums.errors import CheckerError, CheckpointError, DesktopError, DrumsError, DumpError
 from drums_core.desktop import Desktop, in_thread
+from drums_core.durable import locked
+from drums_core.end_states import EndState
 from drums_core.examiner import open_examiner
 from drums_core.guest_client import GuestClient, Response
 from drums_core.guest_gateway import LIVING
@@ -83,7 +85,6 @@ class Copy:
     _wanted: list[Living] = attrs.field(factory=list)
     _lock: trio.Lock = attrs.field(factory=trio.Lock)
     fault: CheckerError | None = None  # it could not be frozen or thawed: no answer since counts
-    _oom_kills: int = 0
 
     @property
     def guest(self) -> GuestClient:
@@ -99,12 +100,7 @@ class Copy:
 
     def check_oom(self) -> None:
         """Read the OOM counter; more than last time is an event."""
-        try:
-            kills = self.desktop.cgroup.oom_kills()
-        except (OSError, DesktopError):
-            return  # it is being torn down
-        if kills > self._oom_kills:
-            self._oom_kills = kills
+        if (kills := self.desktop.new_oom_kills()) is not None:
             self.on_event(OutOfMemory(kills, self.has_acted))
 
     def require_sound(self, when: str) -> None:
@@ -247,17 +243,18 @@ def _gist(path: str, body: bytes) -> str:
 
 
 @asynccontextmanager
-async def open_copy(slot: Slot) -> AsyncIterator[Copy]:
+async def open_copy(slot: Slot, *, keep: bool = False) -> AsyncIterator[Copy]:
     """Fork a slot's desktop for grading; at the end of the block nothing of the copy is left.
+
+    Args:
+        keep: leave the checkpoint, as the episode's end state; not where there is no copy, or the block is cancelled.
 
     Raises:
         CheckerError: it cannot be copied, or the copy is not as it should be; `.cause` where it is known.
     """
-    host = slot.host
-    services = host.services
-    async with host.copy_limit:
+    async with slot.host.copy_limit:
         try:
-            checkpoint = await slot.snapshot()
+            checkpoint = await slot.snapshot(keep=keep)
         except DumpError as e:
             raise CheckerError(
                 f"the desktop cannot be copied, so it is not graded: {e.message}",
@@ -265,6 +262,35 @@ async def open_copy(slot: Slot) -> AsyncIterator[Copy]:
                 cause=_cause_of_refusal(slot, e),
                 evidence=[str(e.facts.get("log_excerpt") or e.message)[-1000:]],
             ) from e
+        opened = False
+        try:
+            async with _restored(slot.host, checkpoint, EndState.of(slot)) as copy:
+                opened = True
+                yield copy
+        except BaseException as e:
+            # A checker that failed is different: what it was asked about may be worth another look.
+            if keep and not (opened and isinstance(e, Exception)):
+                with trio.CancelScope(shield=True):
+                    await in_thread(slot.host.services.store.discard_alone, checkpoint.manifest)
+            raise
+
+
+@asynccontextmanager
+async def open_kept(host: Host, checkpoint: Checkpoint) -> AsyncIterator[Copy]:
+    """Restore an end state for grading; at the end of the block nothing but the end state is left.
+
+    Raises:
+        CheckerError: the copy is not as it should be.
+        CheckpointError: the checkpoint is no end state.
+    """
+    async with host.copy_limit, _restored(host, checkpoint, EndState.kept_in(checkpoint)) as copy:
+        yield copy
+
+
+@asynccontextmanager
+async def _restored(host: Host, checkpoint: Checkpoint, state: EndState) -> AsyncIterator[Copy]:
+    services = host.services
+    with locked(checkpoint.path, shared=True):  # no host removes it meanwhile
         services.store.acquire(checkpoint)
         asked = services.config.limits
         # Room for CRIU, which works inside these limits: a desktop that is at its own can be copied all the same.
@@ -275,7 +301,7 @@ async def open_copy(slot: Slot) -> AsyncIterator[Copy]:
             pids=min(asked.pids + SPARE_PIDS, 1 << 22),
         )
         desktop = Desktop(services, f"c-{uuid.uuid4().hex[:12]}", limits)
-        copy = Copy(host, slot.id, desktop, checkpoint, slot.has_acted, CopyRecord(slot.episode.id))
+        copy = Copy(host, state.slot, desktop, checkpoint, state.acted, CopyRecord(state.episode))
         host.copies[desktop.slot] = copy
         try:
             try:
@@ -295,7 +321,7 @@ async def open_copy(slot: Slot) -> AsyncIterator[Copy]:
                     await desktop.stop()
                 except DesktopError:
                     # The grade stands; the next host clears what is left.
-                    _log.exception("a graded copy could not be removed whole", slot=slot.id)
+                    _log.exception("a graded copy could not be removed whole", slot=state.slot)
 
 
 def _cause_of_refusal(slot: Slot, error: DumpError) -> Cause:

@@ -90,6 +90,7 @@ class Desktop:
     restored: tuple[ProcessIdentity, ...] = ()
     session: tuple[ProcessIdentity, ...] = ()  # of these the parts of the session: display, buses, window manager
     _cgroup: Cgroup | None = None
+    _oom_kills: int = 0
     _releases: list[tuple[str, Callable[[], Awaitable[None]]]] = attrs.field(factory=list)
 
     # --- places
@@ -211,6 +212,17 @@ class Desktop:
                 if read_uid(pid) == FIRST_ID + USER_UID:
                     found.append(pid)
         return found
+
+    def new_oom_kills(self) -> int | None:
+        """How many processes the out-of-memory killer has taken so far, if more than at the last look; else None."""
+        try:
+            kills = self.cgroup.oom_kills()
+        except (OSError, DesktopError):
+            return None  # it is being torn down
+        if kills <= self._oom_kills:
+            return None
+        self._oom_kills = kills
+        return kills
 
     async def _interpose(self, point: str) -> None:
         if self.services.interposer is not None:

@@ -6,7 +6,6 @@ the host, sits in a cgroup of its own, and listens on an address that only the h
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Sequence
@@ -20,9 +19,8 @@ from drums_core.desktop import Desktop
 from drums_core.guest_client import GuestClient
 from drums_core.leftovers import temporary_cgroup
 from drums_core.model import Limits
-from drums_core.provisioning import NAMESPACES
 from drums_core.sys.helper import Plan, start_helper
-from drums_core.sys.inside import open_namespace
+from drums_core.sys.inside import open_namespaces
 from drums_core.sys.seccomp import desktop_filter
 
 # Not imported: it needs the guest's modules.
@@ -82,12 +80,8 @@ async def open_examiner(desktop: Desktop) -> AsyncIterator[GuestClient]:
 
 async def _start(desktop: Desktop, cgroup_paths: Sequence[Path], listener: int) -> trio.Process:
     with ExitStack() as stack:
-        fds = []
         try:
-            for kind in NAMESPACES:
-                fd = open_namespace(desktop.pid1, kind)
-                stack.callback(os.close, fd)
-                fds.append((fd, kind))
+            fds = stack.enter_context(open_namespaces(desktop.pid1))
         except OSError as e:
             raise CheckerError(f"the copy's namespaces cannot be entered: {e}") from e
         # As the guest server is started (guest/init.sh), and with the capability that the agent's processes lack.

@@ -35,6 +35,8 @@ from drums_core.config import HostConfig, load_config
 from drums_core.copies import Copy
 from drums_core.criu_provider import find_criu
 from drums_core.durable import take_lock
+from drums_core.end_states import KIND, sweep
+from drums_core.end_states import remove as remove_end_state
 from drums_core.episode import Episode
 from drums_core.events import EventBus, HostEvent
 from drums_core.evidence.processes import is_running, read_processes
@@ -63,6 +65,7 @@ from drums_core.model import (
     check_labels,
 )
 from drums_core.plugins import Plugins, build_manager, installed_now
+from drums_core.reverifying import Reverification, reverify
 from drums_core.services import Interposer, Services
 from drums_core.setup import parse_steps
 from drums_core.slot import Slot
@@ -289,7 +292,14 @@ class Host:
 
     async def _base(self, image: str | None, checkpoint: str | None) -> Checkpoint:
         if checkpoint is not None:
-            return await trio.to_thread.run_sync(self.services.store.load, checkpoint)
+            found = await trio.to_thread.run_sync(self.services.store.load, checkpoint)
+            if found.manifest.kind == KIND:
+                raise CheckpointError(
+                    f"checkpoint {checkpoint!r} is an episode's end state, valid or not: no desktop starts from it",
+                    hint="save() keeps a desktop to start from",
+                    checkpoint=checkpoint,
+                )
+            return found
         return await self.golden(image or self.config.image)
 
     async def golden(self, image: str) -> Checkpoint:
@@ -378,7 +388,7 @@ class Host:
     # --- checkpoints
 
     def checkpoints(self) -> list[Manifest]:
-        """The saved and golden checkpoints. Blocks."""
+        """The saved and golden checkpoints, and kept end states. Blocks."""
         return [m for m in self.services.store.names() if m.kind != "fork"]
 
     def check_new_name(self, name: str) -> None:
@@ -395,7 +405,7 @@ class Host:
             )
 
     async def delete_checkpoint(self, name: str) -> None:
-        """Remove a saved checkpoint.
+        """Remove a saved checkpoint, or an end state.
 
         Raises:
             CheckpointError: there is none, or it is in use.
@@ -403,10 +413,13 @@ class Host:
         found = [m for m in self.checkpoints() if name in (m.name, m.id)]
         if not found:
             raise CheckpointError(f"no checkpoint {name!r}", checkpoint=name)
-        used = [m.name for m in self.services.store.names() if m.id != found[0].id and found[0].id in m.layers]
+        used = [m.name or m.id for m in self.services.store.names() if m.id != found[0].id and found[0].id in m.layers]
         if used:
             raise CheckpointError(f"checkpoint {name!r} is what {used} stand on", checkpoint=name)
-        await trio.to_thread.run_sync(self.services.store.discard, found[0].id)
+        if found[0].kind == KIND:
+            await trio.to_thread.run_sync(remove_end_state, self.services.store, found[0])
+        else:
+            await trio.to_thread.run_sync(self.services.store.discard, found[0].id)
 
     async def discard_unused(self, identity: str) -> None:
         """Remove a checkpoint unless another one stands on it."""
@@ -489,6 +502,20 @@ class Host:
         used = sorted({*(x.type for x in task.config), *(x for x in after if isinstance(x, str))} & set(steps))
         return {name: attrs.asdict(steps[name][1]) for name in used}
 
+    def graders(self, task: Task, pinned: Pinned | None) -> dict[str, Json]:
+        """What scores a task, with its versions, as a reward's provenance has it: `checker`, `steps`, `drums`."""
+        name, checker, plugin = checker_for(self.checkers, task)
+        facts = pinned.facts if pinned else checker.provenance(task)
+        return {
+            "checker": {"name": name, "plugin": attrs.asdict(plugin), **facts},
+            "steps": self._steps_of(task),
+            "drums": drums.__version__,
+        }
+
+    async def reverify(self, episode: str, *, anyway: bool = False) -> Reverification:
+        """Grade the kept end state of an episode again and compare: `drums_core.reverifying.reverify`."""
+        return await reverify(self, episode, anyway=anyway)
+
     def make_reward(
         self,
         slot: Slot,
@@ -502,9 +529,6 @@ class Host:
         task = slot.task
         assert task is not None
         validity = slot.episode.validity
-        name, checker, plugin = checker_for(self.checkers, task)
-        pinned = slot.episode.pinned
-        facts = pinned.facts if pinned else checker.provenance(task)
         return Reward(
             score=score,
             valid=validity.valid,
@@ -520,14 +544,12 @@ class Host:
                 "labels": dict(slot.episode.labels),
                 "task": task.id,
                 "task_sha256": task.sha256,
-                "checker": {"name": name, "plugin": attrs.asdict(plugin), **facts},
                 "image": slot.base.manifest.image,
                 "image_digest": slot.base.manifest.image_digest,
                 "checkpoint": slot.base.id,
                 "criu": self.services.criu.version,
-                "drums": drums.__version__,
+                **self.graders(task, slot.episode.pinned),
                 "gates": [attrs.asdict(p) for p in self.services.gates.plugin_ids()],
-                "steps": self._steps_of(task),
                 "causes": [c.value for c in validity.causes],
                 "notes": list(slot.episode.notes),
                 **(provenance or {}),
@@ -590,6 +612,7 @@ async def open_host(
             host = Host(services, found, images, nursery, checkers, catalogues, journal, EventBus(), slots, copies)
             host.copy_limit.total_tokens = config.max_copies
             nursery.start_soon(services.watcher.run)
+            nursery.start_soon(sweep, services.store, config)
             nursery.start_soon(write_journal)
             try:
                 yield host

@@ -7,7 +7,6 @@ filter and a session of its own, so that what a step leaves behind becomes init'
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,11 +19,10 @@ from drums_core.model import Json
 from drums_core.sys import sudo_server
 from drums_core.sys.cgroups import Cgroup
 from drums_core.sys.helper import Plan, run_helper
-from drums_core.sys.inside import open_namespace
+from drums_core.sys.inside import open_namespaces
 from drums_core.sys.seccomp import desktop_filter
 
 _SOURCE = Path(sudo_server.__file__).read_text(encoding="utf-8")
-NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "time")
 USER_ENV = {
     "HOME": "/home/user",
     "USER": "user",
@@ -54,12 +52,8 @@ class Provisioner:
             GuestError: the desktop could not be entered, or the program took too long (it is killed).
         """
         with ExitStack() as stack:
-            fds: list[tuple[int, str]] = []
             try:
-                for kind in NAMESPACES:
-                    fd = open_namespace(self.pid1, kind)
-                    stack.callback(os.close, fd)
-                    fds.append((fd, kind))
+                fds = stack.enter_context(open_namespaces(self.pid1))
             except OSError as e:
                 raise GuestError(f"the desktop's namespaces cannot be entered: {e}") from e
             plan: Plan = [

@@ -16,6 +16,7 @@ import trio
 
 from drums.errors import (
     CheckerError,
+    ConfigError,
     DesktopError,
     DrumsError,
     GuestError,
@@ -29,6 +30,7 @@ from drums.errors import (
 from drums_core.abc import CommandResult
 from drums_core.checkpoint import Checkpoint, task_document
 from drums_core.desktop import Desktop
+from drums_core.end_states import KIND, EndState
 from drums_core.episode import Episode
 from drums_core.guest_client import GuestClient
 from drums_core.model import (
@@ -84,7 +86,6 @@ class Slot:
     _operation: str = ""
     _deadline: float = float("inf")
     _watch: trio.CancelScope | None = None
-    _oom_kills: int = 0
     _acted_before: bool = False
     _beginning: trio.CancelScope | None = None
     labels: Mapping[str, str] = attrs.field(factory=dict)
@@ -228,8 +229,8 @@ class Slot:
         desktop = Desktop(services, self.id, services.config.limits)
         self._episode = self.host.new_episode(self, origin, checkpoint)
         self._episode.parent, self._episode.pinned = parent, pinned
-        self.desktop, self._oom_kills = desktop, 0
-        self._acted_before = acted or checkpoint.manifest.kind == "saved"
+        self.desktop = desktop
+        self._acted_before = acted or checkpoint.manifest.kind != "golden"
         try:
             await desktop.start_from(checkpoint, image.layer, self._episode)
             # The 5 s of `alive_after_resume` begin at ready, whatever the set-up does meanwhile.
@@ -413,7 +414,7 @@ class Slot:
                 await self.episode.wait_valid()
             return checkpoint
 
-    async def _dump(self, *, kind: str, name: str) -> Checkpoint:
+    async def _dump(self, *, kind: str, name: str, end_state: Json = None) -> Checkpoint:
         desktop = self.desktop
         assert desktop is not None
         image = self.base.manifest
@@ -423,8 +424,9 @@ class Slot:
             "image": image.image,
             "image_digest": image.image_digest,
             "task": task_document(self.task),
+            "end_state": end_state,
         }
-        if kind == "fork":
+        if kind != "saved":
             facts["base"] = self.base.id
         try:
             return await desktop.dump(**facts)
@@ -470,12 +472,7 @@ class Slot:
         """Read the OOM counter; more than last time is an event."""
         if self.desktop is None or self._episode is None:
             return
-        try:
-            kills = self.desktop.cgroup.oom_kills()
-        except (OSError, DesktopError):
-            return  # it is being torn down
-        if kills > self._oom_kills:
-            self._oom_kills = kills
+        if (kills := self.desktop.new_oom_kills()) is not None:
             self.host.on_desktop_event(self.id, OutOfMemory(kills, self.has_acted))
 
     # --- using it
@@ -550,12 +547,17 @@ class Slot:
             self.episode.actions += 1
             return await execute_as_user(self.guest, "/execute", command, shell=shell, timeout_s=timeout_s)
 
-    async def snapshot(self) -> Checkpoint:
+    async def snapshot(self, *, keep: bool = False) -> Checkpoint:
         """A checkpoint of the desktop as it is, which is removed when nobody uses it any more; it runs on.
+
+        Args:
+            keep: let it last, as the episode's end state.
 
         Raises:
             DumpError: it could not be made.
         """
+        if keep:
+            return await self._dump(kind=KIND, name=self.episode.id, end_state=attrs.asdict(EndState.of(self)))
         return await self._dump(kind="fork", name="")
 
     async def _record(self, episode: Episode, reward: Reward) -> Reward:
@@ -576,14 +578,16 @@ class Slot:
                 provenance={**reward.provenance, "causes": [c.value for c in validity.causes]},
             )
 
-    async def verify(self, *, strict: bool = True, in_place: bool | None = None) -> Reward:
+    async def verify(self, *, strict: bool = True, in_place: bool | None = None, keep: bool | None = None) -> Reward:
         """Wait for the verdict, then score a frozen copy of the desktop, which runs on untouched.
 
         Args:
             strict: raise instead of returning a reward that is not valid, or that has no score.
             in_place: score the desktop itself, while its processes run; None is as the host is configured.
+            keep: keep the graded copy's checkpoint as the episode's end state, for `Host.reverify`; likewise.
 
         Raises:
+            ConfigError: `keep` without a copy.
             InvalidEpisode: `.reward` rides along.
             CheckerError: the checker failed in a valid episode; `.reward` rides along.
             JournalError: the reward could not be put on disk, so there is none.
@@ -591,14 +595,17 @@ class Slot:
         """
         if self.task is None:
             raise InvalidTransition(f"slot {self.id} has no task, so there is nothing to verify", operation="verify")
-        episode = self.episode
+        config, episode = self.host.config, self.episode
+        chosen = config.verify_in_place if in_place is None else in_place
+        if keep and chosen:
+            raise ConfigError("keep is about the copy that is graded, and in place there is none", path="$.keep")
+        kept = (config.keep_end_states if keep is None else keep) and not chosen
         reward: Reward | None = None
         if not self._out_of_order():
             async with self._operating("verify", SlotState.UP):
                 await self.episode.wait_judged()
                 if not self._out_of_order():
-                    chosen = self.host.config.verify_in_place if in_place is None else in_place
-                    reward = await grade(self, in_place=chosen)
+                    reward = await grade(self, in_place=chosen, keep=kept)
         if reward is None or self._out_of_order():  # before, or meanwhile
             reward = self.host.make_reward(self, score=None, checker_skipped=f"{self.state.value}: {self.reason}")
         reward = await self._record(episode, reward)

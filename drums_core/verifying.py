@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,15 +16,20 @@ import structlog
 import trio
 
 from drums.errors import CheckerError, DrumsError, VerifierNotFound
-from drums_core.abc import CheckContext, Checker
+from drums_core import end_states
+from drums_core.abc import CheckContext, Checker, Pinned, PreparingChecker
+from drums_core.ahead import ahead
 from drums_core.blame import blame
-from drums_core.copies import Copy, open_copy
+from drums_core.copies import Copy, open_copy, open_kept
+from drums_core.end_states import EndState
 from drums_core.guest_gateway import serve_guest
 from drums_core.leftovers import temporary_cgroup
 from drums_core.model import Cause, Json, Limits, Phase, Reward, SetupStep, Task
 from drums_core.setup import run_steps
 
 if TYPE_CHECKING:
+    from drums_core.checkpoint import Checkpoint
+    from drums_core.host import Host
     from drums_core.model import PluginId
     from drums_core.slot import Slot
 
@@ -60,13 +66,14 @@ def checker_for(checkers: Mapping[str, tuple[Checker, PluginId]], task: Task) ->
     return claims[0]
 
 
-async def grade(slot: Slot, *, in_place: bool) -> Reward:
+async def grade(slot: Slot, *, in_place: bool, keep: bool) -> Reward:
     """The reward of a slot's current episode.
 
     A checker that fails gives a reward with `checker_error` and no score. Deaths up to the last moment count.
 
     Args:
         slot: its desktop is copied and the copy graded, or with `in_place` it is graded itself.
+        keep: keep the copy's checkpoint as the episode's end state.
     """
     host, task = slot.host, slot.task
     assert task is not None
@@ -76,107 +83,177 @@ async def grade(slot: Slot, *, in_place: bool) -> Reward:
     assert desktop is not None
     evidence = await trio.to_thread.run_sync(desktop.evidence)
     episode.add(await host.services.gates.check(Phase.VERIFY, desktop.view(), evidence))
-    score: float | None = None
-    error: Failure | None = None
-    _, checker, _ = checker_for(host.checkers, task)
-    facts: dict[str, Json] = {"graded": {"in_place": in_place}}
-    findings: dict[str, Json] = {}
-    try:
-        if in_place:
-            score = await _score(slot, slot, task, checker, findings)
-        else:
-            score = await _score_copy(slot, task, checker, findings, facts)
-    except CheckerError as e:
-        error = Failure(str(e), e.facts.get("cause"), list(e.facts.get("evidence", ())))
-    except DrumsError as e:
-        error = Failure(f"{type(e).__name__}: {e.message}")
-    except Exception as e:  # noqa: BLE001 - a checker that raises gives no score, and says why
-        _log.exception("checker raised", task=task.id)
-        error = Failure(f"{type(e).__name__}: {e}")
+    check = _Check(task, EndState.of(slot), episode.pinned, kept=keep, graded={"in_place": in_place})
+    score, error = await check.attempt(host, nullcontext(slot) if in_place else open_copy(slot, keep=keep))
+    if keep:
+        await end_states.sweep(host.services.store, host.config)
+    facts: dict[str, Json] = {"graded": check.graded}
     if error is not None:
         cause, seen = await trio.to_thread.run_sync(lambda: blame(desktop, acted=slot.has_acted))
         if cause is not None and error.cause in (None, Cause.INFRASTRUCTURE):
             error = attrs.evolve(error, cause=cause)
-        if error.cause == Cause.AGENT and not slot.has_acted:  # nobody there to blame
-            error = attrs.evolve(error, cause=Cause.INFRASTRUCTURE)
+        error = _without_blame(error, acted=slot.has_acted)
         facts["checker_error_evidence"] = [*error.evidence, *seen]
     host.services.watcher.drain()
     slot.check_oom()
-    if findings:
-        facts["findings"] = findings
+    if check.findings:
+        facts["findings"] = check.findings
     return host.make_reward(slot, score=score, failure=error, provenance=facts)
 
 
-async def _score_copy(
-    slot: Slot, task: Task, checker: Checker, findings: dict[str, Json], facts: dict[str, Json]
-) -> float:
-    async with open_copy(slot) as copy:
-        graded: dict[str, Json] = {"in_place": False, "checkpoint": copy.checkpoint.id, "thawed": copy.thawed}
-        facts["graded"] = graded
+async def regrade(
+    host: Host, checkpoint: Checkpoint, state: EndState, task: Task, pinned: Pinned | None
+) -> tuple[float | None, Failure | None, list[Json]]:
+    """Grade an end state again: a score or why there is none, and the requests that needed living processes.
+
+    Args:
+        pinned: what scores it.
+    """
+    check = _Check(task, state, pinned, kept=True)
+    score, error = await check.attempt(host, open_kept(host, checkpoint))
+    return score, error and _without_blame(error, acted=state.acted), list(check.graded.get("thawed", []))
+
+
+def _without_blame(error: Failure, *, acted: bool) -> Failure:
+    """The same; not the agent's where none has acted."""
+    blamed = error.cause == Cause.AGENT and not acted
+    return attrs.evolve(error, cause=Cause.INFRASTRUCTURE) if blamed else error
+
+
+@attrs.frozen
+class _Check:
+    """One check.
+
+    Args:
+        state: the end of the episode.
+        pinned: what scores it.
+        kept: whether the copy's checkpoint stays.
+        graded: what was graded, for the reward.
+        findings: the checker's.
+    """
+
+    task: Task
+    state: EndState
+    pinned: Pinned | None
+    kept: bool
+    graded: dict[str, Json] = attrs.field(factory=dict)
+    findings: dict[str, Json] = attrs.field(factory=dict)
+
+    async def attempt(
+        self, host: Host, opening: AbstractAsyncContextManager[Slot | Copy]
+    ) -> tuple[float | None, Failure | None]:
+        """The score of the desktop that `opening` gives, or why there is none."""
         try:
-            return await _score(slot, copy, task, checker, findings)
+            return await self._score(host, opening), None
+        except CheckerError as e:
+            return None, Failure(str(e), e.facts.get("cause"), list(e.facts.get("evidence", ())))
+        except DrumsError as e:
+            return None, Failure(f"{type(e).__name__}: {e.message}")
+        except Exception as e:  # noqa: BLE001 - a checker that raises gives no score, and says why
+            _log.exception("checker raised", task=self.task.id)
+            return None, Failure(f"{type(e).__name__}: {e}")
+
+    async def _score(self, host: Host, opening: AbstractAsyncContextManager[Slot | Copy]) -> float:
+        _, checker, _ = checker_for(host.checkers, self.task)
+        scratch = Path(tempfile.mkdtemp(prefix="drums-check-"))
+        cache = scratch / "cache"
+        cache.mkdir()
+        for name, text in self.state.outputs.items():
+            (cache / name).write_text(text, encoding="utf-8")
+        asking = _Asking(cache)
+        try:
+            async with temporary_cgroup(WORKER_LIMITS) as cgroup:
+                context = CheckContext(
+                    task=deepcopy(self.task),
+                    last_action=self.state.last_action,
+                    serve_guest=asking.serve,
+                    transport_failures=asking.failures,
+                    run_steps=asking.run_steps,
+                    scratch=scratch,
+                    worker_cgroups=tuple(cgroup.paths),
+                    pinned=self.pinned,
+                    findings=self.findings,
+                )
+                async with _prepared(checker, context) as context, opening as asking.place:
+                    if isinstance(asking.place, Copy):
+                        self._note(asking.place)
+                    score = await asking.checked(checker, context, host.config.checker_timeout_s)
         finally:
-            graded["notes"] = copy.episode.notes
+            shutil.rmtree(scratch)
+        if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+            raise CheckerError(f"the checker returned {score!r}, expected a finite number")
+        return float(score)
+
+    def _note(self, copy: Copy) -> None:
+        self.graded.update(in_place=False, checkpoint=copy.checkpoint.id, thawed=copy.thawed)
+        self.graded["notes"] = copy.episode.notes
+        if self.kept:
+            self.graded["kept"] = True
 
 
-async def _score(slot: Slot, place: Slot | Copy, task: Task, checker: Checker, findings: dict[str, Json]) -> float:
-    failures: list[str] = []
-    hostile: list[str] = []
-    faults: list[CheckerError] = []
-    scratch = Path(tempfile.mkdtemp(prefix="drums-check-"))
-    cache = scratch / "cache"
-    cache.mkdir()
-    for name, text in slot.episode.outputs.items():
-        (cache / name).write_text(text, encoding="utf-8")
+@asynccontextmanager
+async def _prepared(checker: Checker, context: CheckContext) -> AsyncIterator[CheckContext]:
+    """The context with what the checker prepares while the block goes on."""
+    if not isinstance(checker, PreparingChecker):
+        yield context
+        return
+    async with ahead(checker.prepare(context)) as ready:
+        yield attrs.evolve(context, prepared=ready)
 
-    async def serve(fd: int) -> None:
+
+@attrs.define
+class _Asking:
+    """What a checker reaches of a desktop, once there is one; `cache` takes what its steps print."""
+
+    cache: Path
+    place: Slot | Copy | None = None
+    failures: list[str] = attrs.field(factory=list)
+    _hostile: list[str] = attrs.field(factory=list)
+    _faults: list[CheckerError] = attrs.field(factory=list)
+
+    async def serve(self, fd: int) -> None:
+        """`CheckContext.serve_guest`."""
+        place = self.place
+        assert place is not None, "there is no desktop yet"
         if not isinstance(place, Copy):
-            await serve_guest(place.guest.request, fd, failures, hostile)
+            await serve_guest(place.guest.request, fd, self.failures, self._hostile)
             return
         try:
             async with place.frozen():
-                await serve_guest(place.request, fd, failures, hostile)
+                await serve_guest(place.request, fd, self.failures, self._hostile)
         except CheckerError as e:  # the worker's end would hide it
-            faults.append(e)
+            self._faults.append(e)
             raise
 
-    async def steps(documents: Sequence[SetupStep]) -> None:
-        await run_steps(place, documents, cache=cache)
-        if isinstance(place, Copy):
-            place.require_sound("broke while its postconfig ran")
+    async def run_steps(self, documents: Sequence[SetupStep]) -> None:
+        """`CheckContext.run_steps`."""
+        assert self.place is not None, "there is no desktop yet"
+        await run_steps(self.place, documents, cache=self.cache)
+        if isinstance(self.place, Copy):
+            self.place.require_sound("broke while its postconfig ran")
 
-    limit_s = place.host.services.config.checker_timeout_s
-    try:
-        async with temporary_cgroup(WORKER_LIMITS) as cgroup:
-            context = CheckContext(
-                task=copy.deepcopy(task),
-                last_action=slot.episode.last_action,
-                serve_guest=serve,
-                transport_failures=failures,
-                run_steps=steps,
-                scratch=scratch,
-                worker_cgroups=tuple(cgroup.paths),
-                pinned=slot.episode.pinned,
-                findings=findings,
-            )
+    async def checked(self, checker: Checker, context: CheckContext, limit_s: float) -> object:
+        """What the checker returns.
+
+        Raises:
+            CheckerError: it cannot count.
+        """
+        place = self.place
+        try:
             with trio.move_on_after(limit_s) as scope:
-                score = await checker.check(context)
+                score: object = await checker.check(context)
             if scope.cancelled_caught:
                 raise CheckerError(f"the checker did not end within {limit_s:g} s")
-    except CheckerError as e:
-        if isinstance(place, Copy) and place.fault is not None:
-            faults.insert(0, place.fault)
-        if faults and e is not faults[0]:
-            raise faults[0] from e
-        if hostile:
-            e.facts.update(cause=Cause.AGENT, evidence=hostile)
-        raise
-    finally:
-        shutil.rmtree(scratch)
-    if isinstance(place, Copy):
-        place.require_sound("broke while it was looked at")
-    if failures:
-        raise CheckerError(f"the desktop could not be asked: {failures[0]}")
-    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-        raise CheckerError(f"the checker returned {score!r}, expected a finite number")
-    return float(score)
+        except CheckerError as e:
+            if isinstance(place, Copy) and place.fault is not None:
+                self._faults.insert(0, place.fault)
+            if self._faults and e is not self._faults[0]:
+                raise self._faults[0] from e
+            if self._hostile:
+                e.facts.update(cause=Cause.AGENT, evidence=self._hostile)
+            raise
+        if isinstance(place, Copy):
+            place.require_sound("broke while it was looked at")
+        if self.failures:
+            raise CheckerError(f"the desktop could not be asked: {self.failures[0]}")
+        return score

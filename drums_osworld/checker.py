@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from drums_core.model import Cause, Json, SetupStep, Task
 from drums_osworld.files import compared_urls, lay_out
 from drums_osworld.symbols import Symbols, locate, named, scan
 from drums_osworld.task_file import structure_steps
-from drums_verifiers.asking import ask_worker
+from drums_verifiers.asking import ask_worker, open_asker, prepared
 from drums_verifiers.grading import score_of
+from drums_verifiers.worker import Worker
 
 JOB = "drums_osworld.worker_job:run"
 _GIVE_UP = "FAIL"
@@ -69,6 +71,30 @@ class OSWorldChecker:
             out["forgeable"] = forgeable
         return out
 
+    @asynccontextmanager
+    async def prepare(self, context: CheckContext) -> AsyncIterator[Worker | None]:
+        """A worker with the functions imported; None where none is needed."""
+        evaluator = context.task.evaluator
+        if evaluator.get("func") == "infeasible" or context.last_action == _GIVE_UP:
+            yield None
+            return
+        symbols = await trio.to_thread.run_sync(self._symbols)
+        metrics, getters = self._names(context.task, symbols)
+        compared = context.scratch / "compared"
+        urls = compared_urls(evaluator)
+        request = {
+            "evaluator": evaluator,
+            "fetched": await trio.to_thread.run_sync(lay_out, self._config.mirror(), urls, compared),
+            "root": "/drums/files/desktop_env",
+            "metrics": {x: _place(symbols.metric(x)) for x in metrics},
+            "getters": {x: _place(symbols.getter(x)) for x in getters},
+        }
+        files = {"desktop_env": symbols.root, "compared": compared, **_kept(context.scratch)}
+        async with open_asker(
+            context, request, job=JOB, timeout_s=self._config.checker_timeout_s, files=files
+        ) as worker:
+            yield worker
+
     async def check(self, context: CheckContext) -> float:
         """The score, in OSWorld's order: `postconfig`, then what the agent said, then the functions."""
         evaluator = context.task.evaluator
@@ -83,22 +109,10 @@ class OSWorldChecker:
             return 1.0 if gave_up else 0.0
         if gave_up:
             return 0.0
-        symbols = await trio.to_thread.run_sync(self._symbols)
-        metrics, getters = self._names(context.task, symbols)
-        compared = context.scratch / "compared"
-        urls = compared_urls(evaluator)
-        request = {
-            "evaluator": evaluator,
-            "fetched": await trio.to_thread.run_sync(lay_out, self._config.mirror(), urls, compared),
-            "root": "/drums/files/desktop_env",
-            "metrics": {x: _place(symbols.metric(x)) for x in metrics},
-            "getters": {x: _place(symbols.getter(x)) for x in getters},
-        }
-        files = {"desktop_env": symbols.root, "compared": compared, **_kept(context.scratch)}
+        _kept(context.scratch)  # what the steps have left
         source = f"OSWorld's {evaluator['func']!r}"
-        answer, broken = await ask_worker(
-            context, request, job=JOB, source=source, timeout_s=self._config.checker_timeout_s, files=files
-        )
+        async with prepared(self, context) as worker:
+            answer, broken = await ask_worker(context, worker, source=source)
         if broken:
             error = CheckerError(f"{source} could not be run: {broken[0]}", reasons=broken)
             if answer.get("hostile"):

@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from drums.errors import CheckerError
-from drums_core.abc import CheckContext
-from drums_verifiers.worker import run_worker
+from drums_core.abc import CheckContext, PreparingChecker
+from drums_verifiers.worker import Worker, open_worker
 
 
-async def ask_worker(
-    context: CheckContext,
-    request: Mapping[str, Any],
-    *,
-    job: str,
-    source: str,
-    timeout_s: float,
-    files: Mapping[str, Path],
-) -> tuple[dict[str, Any], list[str]]:
+def open_asker(
+    context: CheckContext, request: Mapping[str, Any], *, job: str, timeout_s: float, files: Mapping[str, Path]
+) -> AbstractAsyncContextManager[Worker]:
+    """`open_worker` for a check: it can ask the desktop that is checked, once there is one."""
+    return open_worker(
+        request,
+        job=job,
+        timeout_s=timeout_s,
+        cgroup_paths=context.worker_cgroups,
+        guest=context.serve_guest,
+        files=files,
+    )
+
+
+@asynccontextmanager
+async def prepared(checker: PreparingChecker, context: CheckContext) -> AsyncIterator[Any]:
+    """What the checker has prepared, or prepares now, where nobody had it do so."""
+    if context.prepared is not None:
+        yield await context.prepared()
+        return
+    async with checker.prepare(context) as made:
+        yield made
+
+
+async def ask_worker(context: CheckContext, worker: Worker, *, source: str) -> tuple[dict[str, Any], list[str]]:
     """What a worker answers about the desktop that is checked.
 
     Args:
         context: the check.
-        request: for the job.
-        job: as for `run_worker`.
+        worker: one of `open_asker`.
         source: whose answer it is, for messages.
-        timeout_s: the worker's time.
-        files: as for `run_worker`.
 
     Returns:
         The answer, and what the worker says could not be done (`broken`): where there is any, there is no score.
@@ -38,14 +52,7 @@ async def ask_worker(
             is no such answer.
     """
     try:
-        answer = await run_worker(
-            request,
-            job=job,
-            timeout_s=timeout_s,
-            cgroup_paths=context.worker_cgroups,
-            guest=context.serve_guest,
-            files=files,
-        )
+        answer = await worker.answer()
     except CheckerError as e:
         refuse_unasked(context.transport_failures, e)
         raise

@@ -135,6 +135,7 @@ def worker_environment() -> dict[str, str]:
 def sandbox_plan(
     *,
     reply_fd: int,
+    go_fd: int,
     report_fd: int,
     readonly: Mapping[str, Path],
     timeout_s: float,
@@ -145,6 +146,7 @@ def sandbox_plan(
 
     Args:
         reply_fd: descriptor that the worker writes its reply to.
+        go_fd: descriptor that it reads a byte from before it begins.
         report_fd: descriptor that gets the host's pid of the namespace's pid 1 once the namespaces are there.
         readonly: path inside -> file or folder on the host, mounted read-only.
         timeout_s: the worker's time, for the CPU limit.
@@ -197,8 +199,12 @@ def sandbox_plan(
         ["seccomp", desktop_filter().hex()],
         # The worker is not pid 1 itself: pid 1 ignores signals that it has no handler for, its own abort(3) included.
         ["fork", None, False],
-        ["close_from", 3, [reply_fd]],
+        ["close_from", 3, [reply_fd, go_fd]],
         ["umask", 0o077],
-        ["exec", [os.path.realpath(sys.executable), "-I", "-S", "-B", MAIN, str(reply_fd)], worker_environment()],
+        [
+            "exec",
+            [os.path.realpath(sys.executable), "-I", "-S", "-B", MAIN, str(reply_fd), str(go_fd)],
+            worker_environment(),
+        ],
     ]
     return plan

@@ -10,7 +10,8 @@ Order and the agent's FAIL are OSWorld's: `postconfig` first, then a last action
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ from drums_core.config import HostConfig
 from drums_core.hookspecs import RegisterChecker, hookimpl
 from drums_core.model import Json, PluginRecord, SetupStep, Task
 from drums_verifiers import sandbox
-from drums_verifiers.asking import ask_worker, refuse_unasked
+from drums_verifiers.asking import ask_worker, open_asker, prepared, refuse_unasked
 from drums_verifiers.grading import score_of
 from drums_verifiers.installed import Installed, find, records, require_function
 from drums_verifiers.pinning import Copies, Copy
+from drums_verifiers.worker import Worker
 
 FUNC = "drums_verifier"
 JOB = "drums_verifiers.verifier_job:run"
@@ -98,18 +100,13 @@ class VerifierChecker:
             self._loaded.clear()
         return records(self._loaded)
 
-    async def check(self, context: CheckContext) -> float:
-        """The score."""
+    @asynccontextmanager
+    async def prepare(self, context: CheckContext) -> AsyncIterator[Worker | None]:
+        """A worker with the verifier's module imported; None where none is needed."""
         task = context.task
-        steps = _postconfig(task)
-        if steps:
-            try:
-                await context.run_steps(steps)
-            except DesktopError as e:
-                raise CheckerError(f"the evaluator's postconfig failed: {e}") from e
         if context.last_action == _GIVE_UP:
-            return 0.0
-        source = f"the verifier {task.evaluator['verifier']}.{task.evaluator['function']}"
+            yield None
+            return
         if context.pinned is not None:
             copy = context.pinned.handle
             assert isinstance(copy, Copy)
@@ -118,7 +115,7 @@ class VerifierChecker:
             try:
                 verifier = await trio.to_thread.run_sync(find, task.evaluator["verifier"])
             except VerifierNotFound as e:
-                raise CheckerError(f"{source} is gone: {e.message}") from e
+                raise CheckerError(f"{_source(task)} is gone: {e.message}") from e
             files, path = _shown(verifier)
         request = {
             "module": verifier.module,
@@ -129,12 +126,31 @@ class VerifierChecker:
             "last_action": context.last_action,
             "path": path,
         }
-        answer, broken = await ask_worker(
-            context, request, job=JOB, source=source, timeout_s=self._config.checker_timeout_s, files=files
-        )
+        async with open_asker(
+            context, request, job=JOB, timeout_s=self._config.checker_timeout_s, files=files
+        ) as worker:
+            yield worker
+
+    async def check(self, context: CheckContext) -> float:
+        """The score."""
+        steps = _postconfig(context.task)
+        if steps:
+            try:
+                await context.run_steps(steps)
+            except DesktopError as e:
+                raise CheckerError(f"the evaluator's postconfig failed: {e}") from e
+        if context.last_action == _GIVE_UP:
+            return 0.0
+        source = _source(context.task)
+        async with prepared(self, context) as worker:
+            answer, broken = await ask_worker(context, worker, source=source)
         refuse_unasked(broken)
         context.findings.update({key: answer[key] for key in ("evidence", "notes") if key in answer})
         return score_of(answer["score"], source=source)
+
+
+def _source(task: Task) -> str:
+    return f"the verifier {task.evaluator['verifier']}.{task.evaluator['function']}"
 
 
 def _postconfig(task: Task) -> Sequence[SetupStep]:

@@ -17,8 +17,8 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,8 @@ END_LIMIT_S = 10.0
 _CHUNK = 1 << 16
 
 
-async def run_worker(
+@asynccontextmanager
+async def open_worker(
     request: Mapping[str, Any],
     *,
     job: str,
@@ -48,59 +49,95 @@ async def run_worker(
     guest: Callable[[int], Awaitable[None]] | None = None,
     files: Mapping[str, Path] | None = None,
     scratch_bytes: int = 1 << 30,
-) -> dict[str, Any]:
-    """Run a job on a request and return its answer. Needs root.
+) -> AsyncIterator[Worker]:
+    """A worker that has its request, has imported the job's module, and waits for `Worker.answer`. Needs root.
 
     Args:
-        request: what the job's function is called with; JSON.
+        request: JSON. Where the job's module has a function `prepare`, that is called with it at once, before there is
+            anything to ask, and the job with what it returns; else the job is called with the request.
         job: `module:function`; the top-level package or module of it is shown to the worker, nothing else of the host's
             Python path but the installed packages. Importing it must need the standard library only.
-        timeout_s: wall-clock seconds that the worker may take once it has started.
+        timeout_s: wall-clock seconds that the worker may take once it is asked for its answer.
         cgroup_paths: cgroup directories that it joins. Without one its memory is unlimited.
         guest: serves the worker's 127.0.0.1:5000, given the listening socket's descriptor, which it takes over, until
-            cancelled. None leaves the worker without any network.
+            cancelled. None leaves the worker without any network. Called with the answer: who connects earlier waits.
         files: name -> file or folder on the host, shown read-only as `/drums/files/NAME`.
         scratch_bytes: size of the worker's scratch directory, which is its working directory.
 
     Raises:
-        CheckerError: there is no answer; `.output` is the end of what the worker printed.
+        CheckerError: it could not be started.
 
-    Cancellation: kills the worker and everything that it started, and waits until the kernel has.
+    At the end of the block the worker is gone, with everything that it started; cancellation waits for that.
     """
     async with AsyncExitStack() as stack:
         worker = await _start(stack, job, timeout_s, cgroup_paths, files or {}, scratch_bytes)
-        kills, refused = _oom_kills(cgroup_paths), _forks_refused(cgroup_paths)
-        try:
-            call = _call(request, job)
-            listener = _listen_inside(worker.process.pid) if guest else None
-            with trio.move_on_after(timeout_s) as clock:
-                await _converse(worker, call, guest, listener)
-        finally:
-            await _end(worker)
-        if clock.cancelled_caught:
-            raise _error(worker, f"did not finish within {timeout_s:g} s")
-        if worker.fault:
-            raise _error(worker, worker.fault)
-        if worker.process.returncode:
-            raise _error(worker, _ending(worker, worker.process.returncode, _oom_kills(cgroup_paths) - kills))
-        if _forks_refused(cgroup_paths) > refused:
-            # What met the refusal has probably swallowed it.
-            raise _error(worker, "wanted more processes and threads than its cgroup allows")
-        return _parse(worker)
+        stack.push_async_callback(_end, worker)
+        worker.kills, worker.refused = _oom_kills(cgroup_paths), _forks_refused(cgroup_paths)
+        if guest is not None:
+            worker.guest, worker.listener = guest, _listen_inside(worker.process.pid)
+            stack.callback(worker.close_listener)
+        assert worker.process.stdin is not None
+        with trio.move_on_after(START_LIMIT_S):  # one that does not read it will not answer either
+            await _feed(worker.process.stdin, _call(request, job))
+        yield worker
+
+
+async def run_worker(request: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+    """Run a job on a request and return its answer: `open_worker`, with its arguments, and `Worker.answer`."""
+    async with open_worker(request, **options) as worker:
+        return await worker.answer()
 
 
 @attrs.define
-class _Worker:
+class Worker:
+    """A worker. Made by `open_worker`; it answers once."""
+
     job: str
     process: trio.Process
+    timeout_s: float
+    cgroup_paths: Sequence[Path]
+    go: int  # descriptor: a byte written there lets the job begin
     pid1: int | None  # pidfd of the namespace's pid 1
     reply_stream: trio.lowlevel.FdStream
+    guest: Callable[[int], Awaitable[None]] | None = None
+    listener: int | None = None
+    kills: int = 0
+    refused: int = 0
     reply: bytearray = attrs.field(factory=bytearray)
     output: bytearray = attrs.field(factory=bytearray)
     fault: str = ""
+    ended: bool = False
+
+    async def answer(self) -> dict[str, Any]:
+        """Let the job begin, and return its answer; the worker has ended then.
+
+        Raises:
+            CheckerError: there is no answer; `.output` is the end of what the worker printed.
+        """
+        try:
+            with trio.move_on_after(self.timeout_s) as clock:
+                await _converse(self)
+        finally:
+            await _end(self)
+        if clock.cancelled_caught:
+            raise _error(self, f"did not finish within {self.timeout_s:g} s")
+        if self.fault:
+            raise _error(self, self.fault)
+        if self.process.returncode:
+            raise _error(self, _ending(self, self.process.returncode, _oom_kills(self.cgroup_paths) - self.kills))
+        if _forks_refused(self.cgroup_paths) > self.refused:
+            # What met the refusal has probably swallowed it.
+            raise _error(self, "wanted more processes and threads than its cgroup allows")
+        return _parse(self)
+
+    def close_listener(self) -> None:
+        """Close the listening socket, where nobody has taken it over."""
+        if self.listener is not None:
+            os.close(self.listener)
+            self.listener = None
 
 
-def _error(worker: _Worker, what: str, **facts: Any) -> CheckerError:
+def _error(worker: Worker, what: str, **facts: Any) -> CheckerError:
     output = bytes(worker.output[-OUTPUT_TAIL:]).decode(errors="replace")
     return CheckerError(f"the worker of {worker.job!r} {what}", output=output, **facts)
 
@@ -112,18 +149,22 @@ async def _start(
     cgroup_paths: Sequence[Path],
     files: Mapping[str, Path],
     scratch_bytes: int,
-) -> _Worker:
+) -> Worker:
     reply_r, reply_w = os.pipe()
     reply_stream = trio.lowlevel.FdStream(reply_r)
     stack.push_async_callback(reply_stream.aclose)
     report_r, report_w = os.pipe()
     report_stream = trio.lowlevel.FdStream(report_r)
     stack.push_async_callback(report_stream.aclose)
+    go_r, go_w = os.pipe()
+    stack.callback(os.close, go_w)
     with ExitStack() as writers:
+        writers.callback(os.close, go_r)
         writers.callback(os.close, reply_w)
         writers.callback(os.close, report_w)
         plan = sandbox.sandbox_plan(
             reply_fd=reply_w,
+            go_fd=go_r,
             report_fd=report_w,
             readonly=_shown(job, files),
             timeout_s=timeout_s,
@@ -134,7 +175,7 @@ async def _start(
         with trio.CancelScope(shield=True):
             process = await start_helper(
                 plan,
-                pass_fds=(reply_w, report_w),
+                pass_fds=(reply_w, go_r, report_w),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -142,7 +183,7 @@ async def _start(
                 env=sandbox.worker_environment(),
             )
             writers.close()
-            worker = _Worker(job, process, None, reply_stream)
+            worker = Worker(job, process, timeout_s, cgroup_paths, go_w, None, reply_stream)
             report = b""
             with trio.move_on_after(START_LIMIT_S):
                 while part := await report_stream.receive_some(64):
@@ -233,16 +274,16 @@ def _listen_inside(pid: int) -> int:
     return made[0]
 
 
-async def _converse(
-    worker: _Worker, call: bytes, guest: Callable[[int], Awaitable[None]] | None, listener: int | None
-) -> None:
+async def _converse(worker: Worker) -> None:
     process = worker.process
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout is not None
     async with trio.open_nursery() as outer:
-        if guest is not None and listener is not None:
-            outer.start_soon(_serve, worker, guest, listener, outer.cancel_scope)
+        if worker.guest is not None and worker.listener is not None:
+            listener, worker.listener = worker.listener, None
+            outer.start_soon(_serve, worker, worker.guest, listener, outer.cancel_scope)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_feed, process.stdin, call)
+            with suppress(BrokenPipeError):  # it died; the way that it did says more
+                os.write(worker.go, b"g")  # into an empty pipe: it does not block
             nursery.start_soon(_drain, worker, process.stdout, outer.cancel_scope)
             nursery.start_soon(_receive, worker, outer.cancel_scope)
             await process.wait()
@@ -250,7 +291,7 @@ async def _converse(
 
 
 async def _serve(
-    worker: _Worker, guest: Callable[[int], Awaitable[None]], listener: int, scope: trio.CancelScope
+    worker: Worker, guest: Callable[[int], Awaitable[None]], listener: int, scope: trio.CancelScope
 ) -> None:
     try:
         await guest(listener)
@@ -266,7 +307,7 @@ async def _feed(stream: trio.abc.SendStream, data: bytes) -> None:
     # It stays open: the worker ends when it closes, which it also does when this process dies.
 
 
-async def _drain(worker: _Worker, stream: trio.abc.ReceiveStream, scope: trio.CancelScope | None = None) -> None:
+async def _drain(worker: Worker, stream: trio.abc.ReceiveStream, scope: trio.CancelScope | None = None) -> None:
     total = 0
     while part := await stream.receive_some(_CHUNK):
         total += len(part)
@@ -279,7 +320,7 @@ async def _drain(worker: _Worker, stream: trio.abc.ReceiveStream, scope: trio.Ca
             return
 
 
-async def _receive(worker: _Worker, scope: trio.CancelScope) -> None:
+async def _receive(worker: Worker, scope: trio.CancelScope) -> None:
     while part := await worker.reply_stream.receive_some(_CHUNK):
         worker.reply += part
         if len(worker.reply) > REPLY_LIMIT:
@@ -288,8 +329,10 @@ async def _receive(worker: _Worker, scope: trio.CancelScope) -> None:
             return
 
 
-async def _end(worker: _Worker) -> None:
-    """Kill what is left of a worker and wait until it is gone; quick when it has ended."""
+async def _end(worker: Worker) -> None:
+    """Kill what is left of a worker and wait until it is gone; quick when it has ended. Twice is once."""
+    if worker.ended:
+        return
     with trio.move_on_after(END_LIMIT_S, shield=True) as limit:
         if worker.pid1 is not None:
             with suppress(ProcessLookupError):
@@ -305,6 +348,7 @@ async def _end(worker: _Worker) -> None:
         for stream in (worker.process.stdin, worker.process.stdout):
             if stream is not None:
                 await stream.aclose()
+        worker.ended = True
     if limit.cancelled_caught:
         raise _error(worker, f"could not be ended within {END_LIMIT_S:g} s")
 
@@ -331,11 +375,11 @@ def _counted(cgroup_paths: Sequence[Path], names: Sequence[str], key: str) -> in
     return total
 
 
-def _unstarted(worker: _Worker) -> str:
+def _unstarted(worker: Worker) -> str:
     return f"could not be started: {bytes(worker.output).decode(errors='replace').strip()[-500:]}"
 
 
-def _ending(worker: _Worker, code: int, oom_kills: int) -> str:
+def _ending(worker: Worker, code: int, oom_kills: int) -> str:
     if code == 125 and worker.output.startswith(b"drums-enter: "):
         return _unstarted(worker)
     if oom_kills:
@@ -346,7 +390,7 @@ def _ending(worker: _Worker, code: int, oom_kills: int) -> str:
     return f"ended with code {code}"
 
 
-def _parse(worker: _Worker) -> dict[str, Any]:
+def _parse(worker: Worker) -> dict[str, Any]:
     try:
         reply = json.loads(worker.reply.decode(), object_pairs_hook=_unique, parse_constant=_refuse)
     except (ValueError, RecursionError) as e:

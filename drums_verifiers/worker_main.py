@@ -2,7 +2,8 @@
 
 Stand-alone: the standard library alone, and nothing of it that a job does not need anyway. The request is a JSON
 document in one line on standard input, which the host keeps open: it is the leash. When the host dies its end closes,
-and the kernel then ends this process, and with it the sandbox.
+and the kernel then ends this process, and with it the sandbox. What can be done before there is a desktop to ask (the
+module's `prepare`, its imports) is done at once; the job itself begins with a byte of the host's on another descriptor.
 """
 
 from __future__ import annotations
@@ -30,12 +31,19 @@ def _reply(fd: int, document: dict[str, Any]) -> None:
         data = data[os.write(fd, data) :]
 
 
-def _outcome(call: dict[str, Any]) -> dict[str, Any]:
+def _outcome(call: dict[str, Any], go: int) -> dict[str, Any]:
     try:
         sys.path[:0] = call["path_first"]
         sys.path += call["path_last"]
-        module, _, function = call["job"].partition(":")
-        value = getattr(importlib.import_module(module), function)(call["request"])
+        name, _, function = call["job"].partition(":")
+        module = importlib.import_module(name)
+        job, prepare = getattr(module, function), getattr(module, "prepare", None)
+        request = prepare(call["request"]) if prepare else call["request"]
+        told = os.read(go, 1)
+        os.close(go)
+        if not told:
+            os._exit(3)
+        value = job(request)
         free = os.statvfs(".")
         if free.f_bavail * free.f_frsize < _SCRATCH_LEFT or free.f_favail < 8:
             # A checker that met ENOSPC has probably swallowed it.
@@ -62,8 +70,9 @@ def _leash() -> None:
 
 def main() -> None:
     """Serve the one request."""
-    fd = int(sys.argv[1])
-    os.set_inheritable(fd, False)
+    fd, go = int(sys.argv[1]), int(sys.argv[2])
+    for x in (fd, go):
+        os.set_inheritable(x, False)
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         os._exit(3)
@@ -77,7 +86,7 @@ def main() -> None:
     if hasattr(tarfile, "data_filter"):
         # The default from Python 3.14 on: no member leaves the folder that an archive is unpacked to.
         tarfile.TarFile.extraction_filter = staticmethod(tarfile.data_filter)
-    _reply(fd, _outcome(call))
+    _reply(fd, _outcome(call, go))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads that a job left do not hold the reply back

@@ -202,6 +202,10 @@ class FakeDaemon:
                 return as_json({"plugins": [{"id": "one"}]})
             case "GET", ["episodes", identity]:
                 return as_json({"id": identity, "gates": [], "rewards": []})
+            case "POST", ["episodes", identity, "reverify"]:
+                grade = {"score": 1.0, "checker_error": None, "checker_error_cause": None, "at": None}
+                document = {"episode": identity, "checkpoint": "c-1", "differences": [], "thawed": []}
+                return self._long(asked, 200, document | {"agree": True, "recorded": grade, "again": grade})
             case method, ["slots", identity, *operation]:
                 if identity not in self.slots:
                     return problem("slot_not_found", 404, detail=f"no slot {identity!r}", facts={"slot": identity})

@@ -146,11 +146,12 @@ def test_a_reward_that_is_not_valid(fake: FakeDaemon) -> None:
 
 
 def test_what_is_scored(fake: FakeDaemon) -> None:
-    """As the host is configured, unless the caller says which."""
+    """And whether it is kept: as the host is configured, unless the caller says which."""
     slot = output("create", TASK).strip()
-    for flags in ((), ("--in-place",), ("--copy",)):
+    for flags in ((), ("--in-place",), ("--copy", "--keep"), ("--no-keep",)):
         output("verify", slot, *flags)
-    assert [asked.json for asked in fake.of("POST .*/verify")] == [{}, {"in_place": True}, {"in_place": False}]
+    told = [asked.json for asked in fake.of("POST .*/verify")]
+    assert told == [{}, {"in_place": True}, {"in_place": False, "keep": True}, {"keep": False}]
 
 
 def test_a_terminal_is_not_driven_by_what_is_printed(fake: FakeDaemon) -> None:

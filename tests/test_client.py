@@ -73,6 +73,12 @@ def test_the_host(fake: FakeDaemon, using: Callable[[Body], None]) -> None:
             assert await do(getattr(client, name)()) == [{"id": "one"}]
         assert await do(client.episodes(limit=5, before="e-9")) == [{"id": "one", "limit": "5", "before": "e-9"}]
         assert (await do(client.episode("e-1")))["rewards"] == []
+        assert (await do(client.reverify("e-1")))["agree"] is True
+        await do(client.reverify("e-1", anyway=True))
+        asked = [asked.json for asked in fake.of("POST /v1/episodes/e-1/reverify")]
+        assert asked == [{"anyway": False}, {"anyway": True}]
+        with pytest.raises(drums.DrumsError):
+            await do(client.reverify("../e-1"))
         assert await do(client.slots()) == []
 
     using(body)

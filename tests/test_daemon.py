@@ -213,6 +213,17 @@ def test_a_life(daemon: Running) -> None:
             paths = [path, *(f"/v1/slots/{c['id']}" for c in children)]
             rewards = list(pool.map(lambda p: daemon.good("POST", f"{p}/verify", {}), paths))
         assert [(r["score"], r["valid"]) for r in rewards] == [(1.0, True)] * 3, [r["checker_error"] for r in rewards]
+        reverify = f"/v1/episodes/{slot['episode']}/reverify"
+        daemon.call("POST", reverify, {}).refused(404, "end_state_not_found")
+        daemon.call("POST", f"{path}/verify", {"keep": True, "in_place": True}).refused(422, "config_error")
+        assert daemon.good("POST", f"{path}/verify", {"keep": True})["provenance"]["graded"]["kept"] is True
+        again = daemon.good("POST", reverify, {})
+        assert (again["agree"], again["recorded"]["score"], again["again"]["score"]) == (True, 1.0, 1.0), again
+        (end_state,) = [c for c in daemon.good("GET", "/v1/checkpoints")["checkpoints"] if c["kind"] == "end_state"]
+        assert (end_state["id"], end_state["name"]) == (again["checkpoint"], slot["episode"])
+        daemon.call("POST", "/v1/slots", {"checkpoint": end_state["id"]}).refused(409, "checkpoint_error")
+        assert daemon.good("DELETE", f"/v1/checkpoints/{slot['episode']}", status=204) == b""
+        daemon.call("POST", reverify, {"anyway": True}).refused(404, "end_state_not_found")
         for child in children:
             assert daemon.good("DELETE", f"/v1/slots/{child['id']}", status=204) == b""
         saved = daemon.good("POST", f"{path}/save", {"name": "kept"})["checkpoint"]
@@ -247,7 +258,7 @@ def test_a_life(daemon: Running) -> None:
     pairs = daemon.good("GET", "/v1/stats?since=1")["rows"]
     assert [r["task"] for r in pairs if r["label"] == "a life's"] == [slot["task"]]
     episode = daemon.good("GET", f"/v1/episodes/{slot['episode']}")
-    assert [r["score"] for r in episode["rewards"]] == [0.0, 1.0] and episode["verdict"] == "valid"
+    assert [r["score"] for r in episode["rewards"]] == [0.0, 1.0, 1.0] and episode["verdict"] == "valid"
     assert daemon.good("GET", f"/v1/episodes/{fresh['episode']}")["quarantines"][0]["reason"] == "a broken page"
     assert {g["gate"] for g in episode["gates"]} >= {"state_hash", "alive_after_resume"}
     page = daemon.good("GET", f"/v1/episodes?limit=1&before={mine[0]['id']}")["episodes"]
@@ -424,6 +435,7 @@ def test_a_name_that_is_none(daemon: Running, spare: str, name: str) -> None:
         ("GET", "/v1/tasks/00000000", 404, "task_not_found"),
         ("GET", "/v1/tasks/2e2", 404, "task_not_found"),
         ("GET", "/v1/episodes/e-none", 404, "episode_not_found"),
+        ("POST", "/v1/episodes/e-none/reverify", 404, "episode_not_found"),
         ("GET", "/v1/episodes?before=e-none", 404, "episode_not_found"),
         ("GET", "/v1/episodes?limit=x", 422, "config_error"),
         ("GET", "/v1/episodes?limt=1", 422, "config_error"),

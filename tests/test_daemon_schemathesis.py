@@ -87,5 +87,5 @@ def test_no_failure_of_the_daemon(daemon: Running, name: str, mode: str) -> None
         if slot is not None:
             daemon.call("DELETE", f"/v1/slots/{slot}")
         for checkpoint in daemon.good("GET", "/v1/checkpoints")["checkpoints"]:
-            if checkpoint["kind"] == "saved":
+            if checkpoint["kind"] in ("saved", "end_state"):
                 daemon.call("DELETE", f"/v1/checkpoints/{checkpoint['id']}")

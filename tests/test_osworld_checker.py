@@ -21,7 +21,7 @@ from drums_core.config import HostConfig
 from drums_core.model import SetupStep, Task
 from drums_osworld import worker_job
 from drums_osworld.checker import OSWorldChecker, checkout_commit
-from drums_verifiers import asking
+from drums_verifiers.worker import Worker
 
 needs_root = requires("root")
 
@@ -321,10 +321,10 @@ async def test_what_a_worker_answers_is_checked(bench: Bench, monkeypatch: pytes
     answers += [{"score": 1.0}, {"score": 1.0, "broken": "no"}, {"score": 1.0, "broken": ["swallowed"]}, {}]
     for answer in answers:
 
-        async def worker(*_: object, answer: dict[str, Any] = answer, **__: object) -> dict[str, Any]:
+        async def told(_: Worker, answer: dict[str, Any] = answer) -> dict[str, Any]:
             return answer
 
-        monkeypatch.setattr(asking, "run_worker", worker)
+        monkeypatch.setattr(Worker, "answer", told)
         with pytest.raises(CheckerError):
             await bench.score(RENAMED, Guest(says("")))
 

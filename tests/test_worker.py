@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import socket
 import sys
 import time
@@ -21,7 +20,7 @@ from drums.errors import CheckerError
 from drums_core.leftovers import temporary_cgroup
 from drums_core.model import Limits
 from drums_verifiers import sandbox
-from drums_verifiers.worker import run_worker
+from drums_verifiers.worker import open_worker, run_worker
 
 pytestmark = requires("root")
 
@@ -299,6 +298,53 @@ async def test_cancellation_leaves_nothing(after_s: float) -> None:
     assert scope.cancelled_caught
 
 
+@pytest.mark.parametrize("after_s", [0.0, 0.005, 0.04, 0.1, 0.3])
+async def test_one_that_is_never_asked_leaves_nothing(after_s: float) -> None:
+    """Given up while it starts, or while it waits."""
+    with trio.move_on_after(after_s):
+        async with open_worker({}, job="worker_jobs:hang", timeout_s=20, guest=Guest()):
+            await trio.sleep_forever()
+    async with open_worker({}, job="worker_jobs:hang", timeout_s=20, guest=Guest()):
+        pass
+
+
+async def test_it_prepares_before_it_is_asked_and_begins_when_it_is() -> None:
+    """What `prepare` does is done; the job has not begun, and nobody serves the guest yet."""
+    guest = Guest()
+    async with open_worker({"x": 1}, job="prepared_jobs:run", timeout_s=20, guest=guest) as worker:
+        assert worker.process.stdout is not None
+        with trio.fail_after(60):
+            assert await worker.process.stdout.receive_some(100) == b"prepared\n"
+        await trio.sleep(0.2)
+        before = time.time()
+        assert worker.reply == b"" and guest.listened == ""
+        answer = await worker.answer()
+    assert answer["prepared"] < before <= answer["began"]
+    assert answer["request"] == {"x": 1} and answer["answer"] == "good day" and guest.listened
+
+
+async def test_what_goes_wrong_before_it_is_asked_is_told_when_it_is() -> None:
+    for fault, told in (("raise", "raised KeyError"), ("die", "killed by SIGKILL"), ("exit", "ended with code 7")):
+        async with open_worker({"fault": fault}, job="prepared_jobs:run", timeout_s=20) as worker:
+            with pytest.raises(CheckerError, match=told):
+                await worker.answer()
+    async with open_worker({"fault": "hang"}, job="prepared_jobs:run", timeout_s=0.2) as worker:
+        with pytest.raises(CheckerError, match="did not finish within"):
+            await worker.answer()
+
+
+@pytest.mark.parametrize("waits_for", ["an answer", "its host"])
+async def test_killing_the_helper_kills_everything_that_waits(waits_for: str) -> None:
+    async with open_worker({}, job="worker_jobs:echo", timeout_s=20) as worker:
+        with trio.fail_after(20):
+            while not workers():  # noqa: ASYNC110 - other processes, which set no event
+                await trio.sleep(0.05)
+        worker.process.kill()
+        if waits_for == "an answer":
+            with pytest.raises(CheckerError, match="killed by SIGKILL"):
+                await worker.answer()
+
+
 async def test_killing_the_helper_kills_everything() -> None:
     async def kill() -> None:
         while len(workers()) < 4:  # noqa: ASYNC110 - other processes, which set no event
@@ -311,22 +357,30 @@ async def test_killing_the_helper_kills_everything() -> None:
             await run("hang")
 
 
-async def test_workers_do_not_outlive_a_host_that_is_killed() -> None:
-    code = """
+@pytest.mark.parametrize(
+    ("job", "asked", "processes"),
+    [("worker_jobs:hang", True, 4), ("worker_jobs:hang", False, 1), ("prepared_jobs:run", False, 1)],
+    ids=["works", "waits", "prepares"],
+)
+async def test_workers_do_not_outlive_a_host_that_is_killed(job: str, asked: bool, processes: int) -> None:
+    """Whether they work, wait to be asked, or prepare without end."""
+    code = f"""
 import trio
-from drums_verifiers import sandbox
-from drums_verifiers.worker import run_worker
+from drums_verifiers.worker import open_worker
 async def main():
-    await run_worker({}, job="worker_jobs:hang", timeout_s=1000)
+    async with open_worker({{'fault': 'hang'}}, job={job!r}, timeout_s=1000) as worker:
+        await (worker.answer() if {asked!r} else trio.sleep_forever())
 trio.run(main)
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     host = await trio.lowlevel.open_process([sys.executable, "-c", code], env=environment)
-    with trio.fail_after(20):
-        while len(workers()) < 4:  # noqa: ASYNC110 - other processes, which set no event
-            await trio.sleep(0.05)
-    host.send_signal(signal.SIGKILL)
-    await host.wait()
+    try:
+        with trio.fail_after(60):
+            while len(workers()) < processes:  # noqa: ASYNC110 - other processes, which set no event
+                await trio.sleep(0.05)
+    finally:
+        host.kill()
+        await host.wait()
     assert await trio.to_thread.run_sync(gone)
 
 

@@ -1,26 +1,31 @@
-"""`drums episodes`: what the journal has, read from its file: no daemon is needed."""
+"""`drums episodes`: what the journal has, read from its file, and end states graded again: no daemon is needed."""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from typing import Any
 
 import click
+import trio
 
 from drums.errors import DrumsError
-from drums_core.commands.output import print_json, print_table
+from drums_core.commands.output import configure_logging, print_json, print_table
 from drums_core.config import load_config
+from drums_core.host import open_host
 from drums_core.journal import read_episode, read_episodes
+from drums_core.reverifying import Reverification
 
 
 @click.group()
 def episodes() -> None:
-    """List and show the episodes of this host, with their verdicts and rewards.
+    """List and show the episodes of this host, with their verdicts and rewards, and grade their end states again.
 
     \b
     sudo drums episodes ls --limit 20
     sudo drums episodes show e-0123456789abcdef --json
+    sudo drums episodes reverify e-0123456789abcdef
     """
 
 
@@ -123,3 +128,40 @@ def _flat(document: dict[str, Any], prefix: str = "", without: tuple[str, ...] =
         else:
             rows.append([prefix + key, value if isinstance(value, str) else json.dumps(value)])
     return rows
+
+
+@episodes.command()
+@click.argument("episode")
+@click.option("--anyway", is_flag=True, help="Grade although the checker is not what it was, and say what differs.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with both grades.")
+def reverify(episode: str, anyway: bool, as_json: bool) -> None:
+    """Grade the end state of an EPISODE again, which `drums verify --keep` has kept, and compare the scores.
+
+    The end state is restored, judged by the gates, and graded by what graded it the first time: another version of the
+    checker, or other files, are refused. Exit code 0: the scores agree; 1: they differ; 2: it cannot be graded.
+
+    \b
+    sudo drums episodes reverify e-0123456789abcdef
+    sudo drums episodes reverify e-0123456789abcdef --json | jq .agree
+    """
+    configure_logging()
+
+    async def run() -> Reverification:
+        async with open_host(load_config()) as host:
+            return await host.reverify(episode, anyway=anyway)
+
+    try:
+        found = trio.run(run)
+    except DrumsError as e:
+        click.echo(f"drums: {e}", err=True)
+        sys.exit(2)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        grades = (("recorded", found.recorded), ("again", found.again))
+        rows = [[what, _score(g.score), _when(g.at), g.checker_error or "-"] for what, g in grades]
+        print_table("reverify", ["grade", "score", "at", "error"], rows)
+        for difference in found.differences:
+            click.echo(f"not what graded it before: {difference}", err=True)
+        click.echo("they agree" if found.agree else "they differ")
+    sys.exit(0 if found.agree else 1)

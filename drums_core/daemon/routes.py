@@ -249,6 +249,11 @@ async def _episode(call: Call) -> dict[str, Json]:
         raise EpisodeNotFound(f"no episode {identity!r}", episode=identity) from e
 
 
+async def _reverify(call: Call) -> dict[str, Json]:
+    body: wire.ReverifyEpisode = call.body
+    return (await call.host.reverify(call.parameters["episode"], anyway=body.anyway)).to_dict()
+
+
 async def _stats(call: Call) -> dict[str, Json]:
     await call.host.journal.flush()
     state, query = call.host.config.state_dir, call.query
@@ -352,7 +357,7 @@ async def _execute(call: Call) -> dict[str, Json]:
 
 async def _verify(call: Call) -> dict[str, Json]:
     body: wire.VerifySlot = call.body
-    reward = await call.slot().verify(strict=False, in_place=body.in_place)
+    reward = await call.slot().verify(strict=False, in_place=body.in_place, keep=body.keep)
     return reward.to_dict()
 
 
@@ -513,7 +518,7 @@ OPERATIONS = (
         mutating=True,
         acts=True,
     ),
-    Operation("checkpoints", "GET", "/v1/checkpoints", "Saved checkpoints", _checkpoints, wire.CheckpointList),
+    Operation("checkpoints", "GET", "/v1/checkpoints", "Kept checkpoints", _checkpoints, wire.CheckpointList),
     Operation(
         "delete_checkpoint",
         "DELETE",
@@ -526,6 +531,17 @@ OPERATIONS = (
     ),
     Operation("episodes", "GET", "/v1/episodes", "Episodes", _episodes, wire.EpisodeList, query=wire.EpisodesQuery),
     Operation("episode", "GET", "/v1/episodes/{episode}", "An episode", _episode, wire.EpisodeDocument),
+    Operation(
+        "reverify_episode",
+        "POST",
+        "/v1/episodes/{episode}/reverify",
+        "Grade its end state again",
+        _reverify,
+        wire.Reverification,
+        body=wire.ReverifyEpisode,
+        mutating=True,
+        long=True,
+    ),
     Operation("stats", "GET", "/v1/stats", "How episodes came out", _stats, wire.Stats, query=wire.StatsQuery),
     Operation("plugins", "GET", "/v1/plugins", "What is installed", _plugins, wire.PluginList),
     Operation(

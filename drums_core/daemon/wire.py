@@ -89,9 +89,20 @@ class WaitForVerdict:
 
 @attrs.frozen
 class VerifySlot:
-    """Score a frozen copy of the desktop, or with `in_place` the desktop itself; null is as the host is configured."""
+    """Score a frozen copy of the desktop, or with `in_place` the desktop itself; null is as the host is configured.
+
+    `keep` keeps the copy as the episode's end state; likewise.
+    """
 
     in_place: bool | None = None
+    keep: bool | None = None
+
+
+@attrs.frozen
+class ReverifyEpisode:
+    """Grade the kept end state of an episode again; with `anyway` also by another checker than the first time's."""
+
+    anyway: bool = False
 
 
 @attrs.frozen
@@ -240,7 +251,7 @@ class SavedCheckpoint:
 
 @attrs.frozen
 class CheckpointList:
-    """Saved and golden checkpoints."""
+    """Saved and golden checkpoints, and kept end states."""
 
     checkpoints: list[CheckpointDocument]
 
@@ -416,6 +427,29 @@ class EpisodeDocument:
     gates: list[RecordedGate]
     quarantines: list[RecordedQuarantine]
     rewards: list[RecordedReward]
+
+
+@attrs.frozen
+class Grade:
+    """One grading of an end state; `at` is null for the one that was just made."""
+
+    score: float | None
+    checker_error: str | None
+    checker_error_cause: Literal["agent", "task", "infrastructure", "unknown"] | None
+    at: float | None
+
+
+@attrs.frozen
+class Reverification:
+    """Two gradings of one end state. `differences` are those of what graded, empty unless `anyway` was asked for."""
+
+    episode: str
+    checkpoint: str
+    agree: bool
+    recorded: Grade
+    again: Grade
+    differences: list[str]
+    thawed: list[dict[str, Json]]
 
 
 @attrs.frozen

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
 from drums_core.sys.enter import setns
 
 T = TypeVar("T")
+NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "time")
 
 
 def in_namespace(fd: int, kind: str, work: Callable[[], T]) -> T:
@@ -47,3 +49,18 @@ def tcp_socket_in(netns_fd: int) -> socket.socket:
 def open_namespace(pid: int, kind: str) -> int:
     """A descriptor of a process's namespace."""
     return os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+@contextmanager
+def open_namespaces(pid: int) -> Iterator[list[tuple[int, str]]]:
+    """Descriptors of all of a desktop's namespaces, with their kinds, in the order in which they are entered.
+
+    Raises:
+        OSError: before the block: one cannot be opened.
+    """
+    with ExitStack() as stack:
+        found = []
+        for kind in NAMESPACES:
+            found.append((open_namespace(pid, kind), kind))
+            stack.callback(os.close, found[-1][0])
+        yield found
