@@ -348,8 +348,12 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)[:200]
 
 
-def prepare(request: dict[str, Any]) -> tuple[Any, dict[str, Callable[..., Any]], dict[str, Callable[..., Any]]]:
-    """Import what a task's evaluator needs; the evaluator, its metrics and its getters.
+Prepared = tuple[dict[str, Any], dict[str, Callable[..., Any]], dict[str, Callable[..., Any]]]
+"""A request, and the metrics and the getters that its evaluator names."""
+
+
+def prepare(request: dict[str, Any]) -> Prepared:
+    """Import what a task's evaluator needs.
 
     Args:
         request: `evaluator`; `root`, the folder of `desktop_env`; `metrics` and `getters`, name -> `module` and
@@ -364,14 +368,12 @@ def prepare(request: dict[str, Any]) -> tuple[Any, dict[str, Callable[..., Any]]
         importlib.import_module("desktop_env.controllers.python")
     finally:
         _phase["importing"] = False
-    return request["evaluator"], metrics, getters
+    return request, metrics, getters
 
 
-def run(
-    prepared: tuple[Any, dict[str, Callable[..., Any]], dict[str, Callable[..., Any]]],
-) -> dict[str, Any]:
+def run(prepared: Prepared) -> dict[str, Any]:
     """Evaluate a task, with what `prepare` gave."""
-    evaluator, metrics, getters = prepared
+    request, metrics, getters = prepared
     if os.path.isdir(KEPT):
         shutil.copytree(KEPT, CACHE)
     else:
@@ -381,7 +383,7 @@ def run(
     try:
         env = Env(os.path.abspath(CACHE), controller)
         # A copy: `rule_relativeTime` writes into its configuration.
-        score = _plain(evaluate(copy.deepcopy(evaluator), env, metrics, getters))
+        score = _plain(evaluate(copy.deepcopy(request["evaluator"]), env, metrics, getters))
     except WorkerBroken:
         pass  # it is in BROKEN
     return {"score": score, "broken": BROKEN[:20], "hostile": HOSTILE[:20]}
