@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -24,6 +25,14 @@ from drums_verifiers.worker import Worker
 
 JOB = "drums_osworld.worker_job:run"
 _GIVE_UP = "FAIL"
+_MISSING = re.compile(r"(\w+)[^ ]* is not installed")
+_EXTRAS = {
+    "easyocr": "osworld-ocr",
+    "librosa": "osworld-audio",
+    "fastdtw": "osworld-audio",
+    "acoustid": "osworld-audio",
+}
+_EXTRA = "osworld"
 # These run a file that the agent wrote, in the worker itself: whoever writes it can have them say anything.
 _RUN_THE_AGENTS_CODE = frozenset({"check_python_file_by_test_suite"})
 
@@ -114,7 +123,7 @@ class OSWorldChecker:
         async with prepared(self, context) as worker:
             answer, broken = await ask_worker(context, worker, source=source)
         if broken:
-            error = CheckerError(f"{source} could not be run: {broken[0]}", reasons=broken)
+            error = CheckerError(f"{source} could not be run: {broken[0]}", hint=_remedy(broken[0]), reasons=broken)
             if answer.get("hostile"):
                 error.facts.update(cause=Cause.AGENT, evidence=broken)
             raise error
@@ -168,6 +177,12 @@ def _kept(scratch: Path) -> dict[str, Path]:
         if stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
             Path(entry.path).chmod(0o644)
     return {"cache": cache}
+
+
+def _remedy(reason: str) -> str:
+    """The command that installs a package that a worker lacks; "" when that is not what it says."""
+    found = _MISSING.match(reason)
+    return f"pip install 'drums[{_EXTRAS.get(found[1], _EXTRA)}]'" if found else ""
 
 
 def postconfig(task: Task) -> Sequence[SetupStep]:
