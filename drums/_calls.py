@@ -11,10 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import attrs
+
 from drums._transport import QUICK_S, Flow, Request, ask, post, reward_of
-from drums.errors import CheckerError, DrumsError, InvalidEpisode, SlotNotFound, TaskNotFound
+from drums.errors import CheckerError, ConfigError, DrumsError, InvalidEpisode, SlotNotFound, TaskNotFound
 
 if TYPE_CHECKING:
+    from drums._endpoint import Endpoint
     from drums.reward import Reward
 
 WAIT_SLICE_S = 30.0  # a wait is asked for anew this often, so that a daemon that is gone is noticed
@@ -32,8 +35,23 @@ class Default(enum.Enum):
         return f"<{self.value}>"
 
 
+@attrs.frozen
+class PortAddress:
+    """Where a port of a desktop is reached through the daemon.
+
+    Args:
+        url: what paths are appended to; it ends without a slash.
+        headers: to be sent with every request to it. They bear the daemon's token: send them nowhere else.
+    """
+
+    url: str
+    headers: Mapping[str, str] = attrs.field(repr=False)
+
+
 class SlotView:
     """What a client knows of a slot: what the daemon last told."""
+
+    _transport: Any  # of either client
 
     def __init__(self, slot: Document) -> None:
         self._slot = _checked(slot)
@@ -46,6 +64,24 @@ class SlotView:
     def id(self) -> str:
         """The slot's id."""
         return str(self._slot["id"])
+
+    def port(self, port: int = 9222) -> PortAddress:
+        """Where a port of the desktop is reached, by any HTTP client, for as long as the desktop lives.
+
+        `p.chromium.connect_over_cdp(address.url, headers=address.headers)` drives a browser with Playwright.
+
+        Raises:
+            ConfigError: the daemon is reached by a Unix socket, for which there is no URL.
+        """
+        endpoint: Endpoint = self._transport.endpoint
+        if endpoint.socket is not None:
+            raise ConfigError(
+                f"the daemon is reached by {endpoint.url!r}, so a port of a desktop has no URL",
+                hint="let the daemon listen on HOST:PORT",
+                path="DRUMS_URL",
+            )
+        headers = {} if endpoint.token is None else {"Authorization": f"Bearer {endpoint.token}"}
+        return PortAddress(f"{endpoint.base_url}{_slot(self.id)}/ports/{int(port)}", headers)
 
     @property
     def task_id(self) -> str | None:

@@ -223,6 +223,20 @@ class GuestError(DesktopError):
     status = 502
 
 
+class PortNotAllowed(DrumsError):
+    """The host lets no client through to this port of a desktop; `.allowed` are those that it does."""
+
+    code = "port_not_allowed"
+    status = 403
+
+
+class PortError(DrumsError):
+    """Nothing listens on the desktop's port, or what does gave no answer that can be passed on."""
+
+    code = "port_error"
+    status = 502
+
+
 class DesktopFileNotFound(DrumsError, LookupError):
     """The desktop has no such file."""
 

@@ -14,11 +14,19 @@ from cattrs import transform_error
 from cattrs.v import format_exception
 
 from drums.errors import ConfigError
+from drums_core.guest_client import PORT as GUEST_PORT
 from drums_core.model import Limits
 
 DEFAULT_TTL_S: float | None = 3600.0
 END_STATE_MAX_AGE_S: float | None = 7 * 86400.0
 DEFAULT_STATE_DIR = Path("/var/lib/drums")
+
+
+def _reachable(_: object, attribute: attrs.Attribute[tuple[int, ...]], value: tuple[int, ...]) -> None:
+    for port in value:
+        if not 0 < port < 65536 or port == GUEST_PORT:
+            what = "the guest server's own" if port == GUEST_PORT else "none"
+            raise ValueError(f"{attribute.name} has {port!r}, which is {what}; allowed are others from 1 to 65535")
 
 
 def _positive_or_none(_: object, attribute: attrs.Attribute[float | None], value: float | None) -> None:
@@ -54,6 +62,7 @@ class HostConfig:
         allow_remote: whether `listen` may be an address that other machines reach. The token then travels in the clear:
             put TLS in front of it.
         max_connections: how many clients may be connected to the daemon at once.
+        ports: ports of a desktop that clients may reach through the daemon.
     """
 
     state_dir: Path = DEFAULT_STATE_DIR
@@ -78,6 +87,7 @@ class HostConfig:
     listen: str = "127.0.0.1:7070"
     allow_remote: bool = False
     max_connections: int = attrs.field(default=256, validator=attrs.validators.ge(1))
+    ports: tuple[int, ...] = attrs.field(default=(9222, 8080), validator=_reachable)
 
     def mirror(self) -> Path | None:
         """The folder with the files that tasks download.

@@ -176,6 +176,8 @@ class Host:
         if task.needs_web:
             raise ImageUnsuitable(
                 f"task {task.id!r} is about live web pages, and desktops of image {image!r} have no network",
+                hint='no drums desktop has a network to the outside yet (network="none"), whatever its image: '
+                "choose a task with `needs_web` false",
                 image=image,
                 task=task.id,
                 missing=["network"],

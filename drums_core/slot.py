@@ -22,6 +22,7 @@ from drums.errors import (
     GuestError,
     InvalidEpisode,
     InvalidTransition,
+    PortNotAllowed,
     SetupFailed,
     SlotBusy,
     SlotNotFound,
@@ -43,6 +44,7 @@ from drums_core.model import (
     Status,
     Task,
 )
+from drums_core.ports import PortUses
 from drums_core.setup import run_steps
 from drums_core.sys.oom import open_notifier
 from drums_core.verifying import grade
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
     from drums_core.host import Host
 
 _log = structlog.get_logger("drums.slot")
+_ACTIONS = ("", "step", "execute", "write_file")
+"""Operations that go on beside connections to the desktop's ports; at the beginning of another these are closed."""
 SPECIAL_ACTIONS = ("WAIT", "DONE", "FAIL")
 _AFTER_OOM_S = (0.0, 0.05, 0.2, 0.5, 1.0)
 ACTION_PREAMBLE = "import pyautogui; import time; pyautogui.FAILSAFE = False; "
@@ -89,6 +93,7 @@ class Slot:
     _acted_before: bool = False
     _beginning: trio.CancelScope | None = None
     labels: Mapping[str, str] = attrs.field(factory=dict)
+    ports: PortUses = attrs.field(factory=PortUses)
 
     async def __aenter__(self) -> Slot:
         return self
@@ -148,6 +153,8 @@ class Slot:
 
     def _enter(self, state: SlotState, reason: str = "") -> None:
         self.state, self.reason = state, reason
+        if state is not SlotState.UP:
+            self.ports.end(f"slot {self.id} is {state.value}")
         self.host.publish("slot_state", self.id, {"state": state.value, "reason": reason})
 
     @asynccontextmanager
@@ -157,16 +164,21 @@ class Slot:
         try:
             self._lock.acquire_nowait()
         except trio.WouldBlock:
-            raise SlotBusy(
-                f"slot {self.id} is busy with {self._operation!r}, so {operation!r} is refused",
-                hint="try again when it is done",
-            ) from None
+            raise self._busy(operation) from None
         self._operation = operation
+        if operation not in _ACTIONS:
+            self.ports.end(f"{operation!r} of slot {self.id} began")
         try:
             yield
         finally:
             self._operation = ""
             self._lock.release()
+
+    def _busy(self, operation: str) -> SlotBusy:
+        return SlotBusy(
+            f"slot {self.id} is busy with {self._operation!r}, so {operation!r} is refused",
+            hint="try again when it is done",
+        )
 
     def _require(self, operation: str, allowed: Sequence[SlotState]) -> None:
         if self.state in allowed:
@@ -293,6 +305,7 @@ class Slot:
             os.close(notifier)
 
     async def _end_desktop(self) -> None:
+        self.ports.end(f"the desktop of slot {self.id} ends")
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
@@ -546,6 +559,33 @@ class Slot:
         async with self._operating("execute", SlotState.UP):
             self.episode.actions += 1
             return await execute_as_user(self.guest, "/execute", command, shell=shell, timeout_s=timeout_s)
+
+    @asynccontextmanager
+    async def connect_port(self, port: int) -> AsyncIterator[trio.SocketStream]:
+        """A connection to a port of the desktop; opening it is an action of the agent.
+
+        Steps, commands and other connections go on beside it.
+
+        Raises:
+            PortNotAllowed: the host's configuration does not list it.
+            PortError: nothing listens there.
+            PortClosed: another operation began, or the desktop takes no more actions; the block was cancelled.
+        """
+        allowed = self.host.config.ports
+        if port not in allowed:
+            raise PortNotAllowed(
+                f"port {port} of a desktop is not let through, allowed are {', '.join(map(str, allowed)) or 'none'}",
+                hint="list it under `ports` in the host's configuration",
+                port=port,
+                allowed=list(allowed),
+            )
+        self._require("port", (SlotState.UP,))
+        if self._operation not in _ACTIONS:
+            raise self._busy("port")
+        guest = self.guest
+        self.episode.actions += 1
+        async with self.ports.open(guest.netns_fd, port) as stream:
+            yield stream
 
     async def snapshot(self, *, keep: bool = False) -> Checkpoint:
         """A checkpoint of the desktop as it is, which is removed when nobody uses it any more; it runs on.

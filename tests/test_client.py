@@ -408,6 +408,8 @@ def test_both_clients_have_the_same_names(one: type, other: type) -> None:
     assert names == {n for n in dir(other) if not n.startswith("_")}
     for name in names:
         mine, theirs = inspect.getattr_static(one, name), inspect.getattr_static(other, name)
+        if mine is theirs:  # what asks no daemon
+            continue
         if isinstance(mine, property):
             assert isinstance(theirs, property)
             continue

@@ -625,6 +625,7 @@ def test_creates_that_are_refused_start_nothing(played: Played) -> None:
     assert played["refused"]["new"] <= set(), played["refused"]["new"]
     assert all(str(error) for error in played["refused"]["errors"])
     unsuitable = [error for error in played["refused"]["errors"] if isinstance(error, ImageUnsuitable)]
+    assert 'network="none"' in unsuitable[1].hint and "yet" in unsuitable[1].hint
     assert [error.facts["missing"] for error in unsuitable] == [["gimp"], ["network"]]
     assert unsuitable[0].facts["suitable"] == ["osworld"]
 

@@ -63,7 +63,8 @@ class Daemon:
             nursery=self.nursery,
             parameters=request.path_params,
             body=_body(operation, content),
-            query=structure_query(list(request.query_params.multi_items()), operation.query or Nothing),
+            query=_query(operation, request),
+            request=request,
             authorized=request.scope["state"]["authorized"],
             following=Following(),
         )
@@ -118,6 +119,12 @@ def _body(operation: Operation, content: bytes) -> object:
     return structure(parse_json(content), operation.body or Nothing)
 
 
+def _query(operation: Operation, request: Request) -> object:
+    if operation.of_port:  # the program's in the desktop
+        return Nothing()
+    return structure_query(list(request.query_params.multi_items()), operation.query or Nothing)
+
+
 async def _http_error(request: Request, error: Exception) -> Response:
     """Starlette's own refusals."""
     assert isinstance(error, HTTPException)
@@ -139,7 +146,7 @@ def make_app(daemon: Daemon, token: str, stopping: trio.Event) -> Guard:
     async def show_document(_: Request) -> Response:
         return Plain(Answer(200, document))
 
-    routes = [Route(o.path, daemon.endpoint(o), methods=[o.method], name=o.name) for o in OPERATIONS]
+    routes = [Route(o.route, daemon.endpoint(o), methods=[o.method], name=o.name) for o in OPERATIONS]
     routes.append(Route("/openapi.json", show_document, methods=["GET"]))
     routes += page_routes()
     for route in routes:

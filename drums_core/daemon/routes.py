@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import attrs
 import trio
+from starlette.requests import Request
 
 import drums
 from drums.errors import CheckpointNotFound, ConfigError, EpisodeNotFound, GuestError
@@ -17,6 +18,7 @@ from drums_core.daemon import wire
 from drums_core.daemon.answers import Answer, EventFeed, Following
 from drums_core.daemon.metrics import MEDIA_TYPE as METRICS_TYPE
 from drums_core.daemon.metrics import Metrics
+from drums_core.daemon.ports import pass_on, port_of
 from drums_core.daemon.problems import of_file
 from drums_core.host import Host
 from drums_core.image.recipe import recipes_with
@@ -39,6 +41,7 @@ class Call:
         parameters: of the path.
         body: an object of the route's class, or the bytes themselves.
         query: likewise.
+        request: all of it, for what is passed on.
         authorized: whether the token was presented.
         following: whose events the caller sees as progress.
     """
@@ -49,6 +52,7 @@ class Call:
     parameters: Mapping[str, str]
     body: Any
     query: Any
+    request: Request
     authorized: bool
     following: Following
 
@@ -97,6 +101,7 @@ class Operation:
         mutating: whether it takes an idempotency key.
         long: whether it can stream its progress.
         acts: whether it may have acted though its answer is lost: with a key it goes on when its caller leaves.
+        of_port: path, query and body are those of a program in the desktop.
     """
 
     name: str
@@ -113,6 +118,12 @@ class Operation:
     long: bool = False
     acts: bool = False
     needs_token: bool = True
+    of_port: bool = False
+
+    @property
+    def route(self) -> str:
+        """The path as Starlette has it."""
+        return self.path.replace("{path}", "{path:path}")
 
     @property
     def path_parameters(self) -> list[str]:
@@ -433,6 +444,12 @@ async def _write_file(call: Call) -> None:
         raise of_file(e, query.path) from e
 
 
+async def _port(call: Call) -> Answer:
+    port = port_of(call.parameters["port"])
+    content = call.body if isinstance(call.body, bytes) else b""
+    return await pass_on(call.slot(), port, call.request, call.request.method, content)
+
+
 @attrs.frozen
 class AccessibilityTree:
     """The accessibility tree as XML."""
@@ -444,6 +461,13 @@ def _slot_call(name: str, summary: str, handler: Any, answer: Any, body: type, *
     return Operation(
         f"{name}_slot", "POST", f"/v1/slots/{{slot}}/{name}", summary, handler, answer, body=body, mutating=True, **more
     )
+
+
+def _port_call(method: str) -> Operation:
+    path = "/v1/slots/{slot}/ports/{port}/{path}"
+    summary = "What listens on a port of the desktop"
+    has_body = method in ("PUT", "POST")
+    return Operation(f"{method.lower()}_port", method, path, summary, _port, "*/*", raw_body=has_body, of_port=True)
 
 
 EVENTS = "text/event-stream"
@@ -518,6 +542,7 @@ OPERATIONS = (
         mutating=True,
         acts=True,
     ),
+    *map(_port_call, ("GET", "PUT", "POST", "DELETE")),
     Operation("checkpoints", "GET", "/v1/checkpoints", "Kept checkpoints", _checkpoints, wire.CheckpointList),
     Operation(
         "delete_checkpoint",
