@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,18 @@ from port_server import LOG
 from requires import requires
 from scratch import scratch_state
 from test_daemon import TASK, Reply, Running, eventually, running
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import (
+    AcceptConnection,
+    BytesMessage,
+    CloseConnection,
+    Event,
+    Message,
+    RejectConnection,
+    RejectData,
+    Request,
+    TextMessage,
+)
 
 import drums
 from drums.errors import ConfigError, PortError
@@ -43,14 +56,24 @@ class Desk:
 
 @pytest.fixture(scope="module")
 def desk() -> Iterator[Desk]:
-    """One for the tests of this module."""
-    with scratch_state() as config, running(config) as daemon, daemon.slot(task=TASK, ttl=600) as path:
-        daemon.good("PUT", f"{path}/files?path=/tmp/port_server.py", SERVER.read_bytes(), status=204)
-        start = "setsid python3 /tmp/port_server.py 9222 >/dev/null 2>&1 </dev/null &"
-        daemon.good("POST", f"{path}/execute", {"command": start, "shell": True})
-        found = Desk(daemon, path)
-        assert eventually(lambda: found.ask("GET", "/").status == 200, 60)
-        yield found
+    """One for the tests of this module. No test of them trips the daemon; it ends well with a websocket open."""
+    with scratch_state() as config, running(config) as daemon:
+        path = f"/v1/slots/{daemon.create(task=TASK, ttl=600)}"
+        serve(daemon, path)
+        yield Desk(daemon, path)
+        with WebSocketClient(Desk(daemon, path), "/ws/last") as client:
+            assert isinstance(next(client.events()), AcceptConnection)
+            assert daemon.stop() == 0
+        log = config.state_dir.parent / f"{config.state_dir.name}.log"
+        assert "Traceback" not in log.read_text(), log.read_text()[-3000:]
+
+
+def serve(daemon: Running, path: str) -> None:
+    """Let the program listen in the desktop."""
+    daemon.good("PUT", f"{path}/files?path=/tmp/port_server.py", SERVER.read_bytes(), status=204)
+    start = "setsid python3 /tmp/port_server.py 9222 >/dev/null 2>&1 </dev/null &"
+    daemon.good("POST", f"{path}/execute", {"command": start, "shell": True})
+    assert eventually(lambda: Desk(daemon, path).ask("GET", "/").status == 200, 60)
 
 
 @requires("root", "criu")
@@ -128,6 +151,105 @@ def test_what_is_refused(desk: Desk) -> None:
     desk.daemon.call("GET", "/v1/slots/d-none/ports/9222/").refused(404, "slot_not_found")
 
 
+class WebSocketClient:
+    """A websocket's client side, as plain as can be."""
+
+    def __init__(self, desk: Desk, target: str, *, port: int = 9222, token: str | None = None) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", desk.daemon.port), timeout=60)
+        self.connection = WSConnection(ConnectionType.CLIENT)
+        fields = [(b"authorization", f"Bearer {token or desk.daemon.token}".encode()), (b"cookie", b"a=b")]
+        fields += [(b"origin", b"http://x"), (b"user-agent", b"a test")]
+        target = f"{desk.path}/ports/{port}{target}"
+        self.send(Request(host="drums.example", target=target, extra_headers=fields))
+
+    def __enter__(self) -> WebSocketClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def send(self, event: Event) -> None:
+        self.socket.sendall(self.connection.send(event))
+
+    def events(self) -> Iterator[Event]:
+        """What comes, to its end."""
+        while data := self.socket.recv(1 << 16):
+            self.connection.receive_data(data)
+            yield from self.connection.events()
+
+    def message(self) -> str | bytes:
+        """The next one, put together."""
+        parts: list[Any] = []
+        for event in self.events():
+            assert isinstance(event, Message), event
+            parts.append(event.data)
+            if event.message_finished:
+                return "".join(parts) if isinstance(parts[0], str) else b"".join(parts)
+        raise AssertionError("the connection ended")
+
+    def refused(self) -> tuple[int, str]:
+        """Status and code of the problem in place of a websocket."""
+        with self:
+            events = list(self.events())
+        assert isinstance(events[0], RejectConnection), events
+        body = b"".join(e.data for e in events if isinstance(e, RejectData))
+        return events[0].status_code, json.loads(body)["code"]
+
+    def closed(self) -> int:
+        """The code with which it was closed; messages before it are dropped."""
+        with self:
+            return next(event.code for event in self.events() if isinstance(event, CloseConnection))
+
+
+@requires("root", "criu")
+def test_a_websocket_goes_through(desk: Desk) -> None:
+    """Text and bytes, small and large, both ways, in whatever frames; the token and the origin stay out."""
+    with WebSocketClient(desk, "/devtools/page/A1?x=1") as client:
+        assert isinstance(next(client.events()), AcceptConnection)
+        large = "\u20ac" * 1_000_000
+        for data in ("hello", large):
+            client.send(TextMessage(data))
+            assert client.message() == data
+        client.send(BytesMessage(b"\0" * 200_000))
+        assert client.message() == b"\0" * 200_000
+        assert desk.daemon.good("POST", f"{desk.path}/step", {"action": "WAIT"})["status"] == "success"
+        client.send(CloseConnection(code=1000))
+        assert client.closed() == 1000
+    (told,) = [line for line in desk.log() if line["target"] == "/devtools/page/A1?x=1"]
+    sent = {k: v for k, v in told["headers"].items() if k != "sec-websocket-key"}
+    assert sent.pop("user-agent") == "a test"
+    upgrade = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+    assert sent == {"host": "localhost:9222", **upgrade}, sent
+    assert desk.daemon.token not in json.dumps(desk.log())
+
+
+@requires("root", "criu")
+def test_websockets_that_are_refused(desk: Desk) -> None:
+    """With a problem in place of the handshake, and nothing reaches the desktop for the wrong token."""
+    assert WebSocketClient(desk, "/ws/wrong", token="drums_sk_wrong").refused() == (401, "unauthorized")
+    assert WebSocketClient(desk, "/ws/wrong", port=5000).refused() == (403, "port_not_allowed")
+    assert WebSocketClient(desk, "/ws/wrong", port=8080).refused() == (502, "port_error")
+    assert WebSocketClient(desk, "/ws/none").refused() == (502, "port_error")
+    assert "/ws/wrong" not in [line["target"] for line in desk.log()]
+
+
+@requires("root", "criu")
+def test_a_websocket_without_end(desk: Desk) -> None:
+    """A message that has none is cut off, and the daemon lives."""
+    assert WebSocketClient(desk, "/ws/endless").closed() == 1009
+    assert desk.ask("GET", "/").status == 200
+
+
+@requires("root", "criu")
+@pytest.mark.parametrize("noise", [b"", b"\xff" * 4096, b"\x81\x05hello", b"\x81\xff" + b"\xff" * 8])
+def test_a_client_that_breaks_off(desk: Desk, noise: bytes) -> None:
+    """By leaving, or with frames that are none: the daemon and its other calls live on."""
+    with WebSocketClient(desk, "/ws/left") as client:
+        assert isinstance(next(client.events()), AcceptConnection)
+        client.socket.sendall(noise)
+    assert desk.ask("GET", "/").status == 200
+
+
 @requires("root", "criu")
 def test_the_client_knows_the_address(desk: Desk) -> None:
     """A URL and the fields to send, with which any HTTP client gets there."""
@@ -146,7 +268,12 @@ def test_a_verify_and_a_quarantine_end_what_is_open(desk: Desk) -> None:
         hanging = pool.submit(desk.ask, "GET", "/hang")
         assert eventually(lambda: desk.log()[-1]["target"] == "/hang", 60)
         assert desk.daemon.good("POST", f"{desk.path}/step", {"action": "WAIT"})["status"] == "success"
+        websocket = WebSocketClient(desk, "/ws")
+        assert isinstance(next(websocket.events()), AcceptConnection)
+        websocket.send(TextMessage("x"))
+        assert websocket.message() == "x"
         verifying = pool.submit(desk.daemon.good, "POST", f"{desk.path}/verify", {})
+        assert websocket.closed() == 1012
         assert "'verify'" in hanging.result(60).refused(409, "slot_busy")["detail"]
         codes = set()
         while not verifying.done():
@@ -160,6 +287,10 @@ def test_a_verify_and_a_quarantine_end_what_is_open(desk: Desk) -> None:
         desk.daemon.good("POST", f"{desk.path}/quarantine", {"reason": "a test"})
         assert "quarantined" in hanging.result(60).refused(409, "slot_busy")["detail"]
     desk.ask("GET", "/").refused(409, "slot_quarantined")
+    desk.daemon.good("POST", f"{desk.path}/release")
+    desk.ask("GET", "/").refused(409, "invalid_transition")
+    desk.daemon.good("POST", f"{desk.path}/reset")
+    serve(desk.daemon, desk.path)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
 
 from drums.errors import ConfigError
 from drums_core.daemon import openapi
@@ -22,6 +23,7 @@ from drums_core.daemon.codec import parse_json, structure, structure_query
 from drums_core.daemon.guard import Guard
 from drums_core.daemon.idempotency import Ledger
 from drums_core.daemon.metrics import Metrics
+from drums_core.daemon.port_websocket import serve_port
 from drums_core.daemon.problems import MethodNotAllowed, NotFound
 from drums_core.daemon.routes import OPERATIONS, Call, Operation, to_its_end
 from drums_core.daemon.watch_page import page_routes
@@ -139,6 +141,14 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return Plain(answer)
 
 
+def _websocket_route(daemon: Daemon) -> WebSocketRoute:
+    async def serve(websocket: WebSocket) -> None:
+        await serve_port(daemon.host, websocket)
+
+    (path,) = {operation.route for operation in OPERATIONS if operation.of_port}
+    return WebSocketRoute(path, serve, name="websocket_port")
+
+
 def make_app(daemon: Daemon, token: str, stopping: trio.Event) -> Guard:
     """The whole application."""
     document = openapi.document(OPERATIONS)
@@ -152,6 +162,6 @@ def make_app(daemon: Daemon, token: str, stopping: trio.Event) -> Guard:
     for route in routes:
         assert route.methods is not None
         route.methods.discard("HEAD")  # Starlette's own addition; of a stream it would never end
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+    app = Starlette(routes=[*routes, _websocket_route(daemon)], exception_handlers={HTTPException: _http_error})
     app.router.redirect_slashes = False
     return Guard(app, token, stopping, daemon.metrics.request)

@@ -18,7 +18,7 @@ import trio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from drums.errors import AuthError
-from drums_core.daemon.answers import Answer, refusal
+from drums_core.daemon.answers import Answer, Plain, refusal
 from drums_core.daemon.problems import PayloadTooLarge, RequestTimeout, ShuttingDown
 from drums_core.daemon.watch_page import PATHS
 
@@ -33,6 +33,12 @@ OPEN_PATHS = ("/openapi.json", "/v1/health", *PATHS)
 def body_limit(method: str, path: str) -> int:
     """How many bytes a request's body may have."""
     return FILE_LIMIT_BYTES if method == "PUT" and path.endswith("/files") else JSON_LIMIT_BYTES
+
+
+def unauthorized(admitted: bool | None) -> Answer:
+    """The answer to a wrong token (False), or to none."""
+    what = "the token is wrong" if admitted is False else "a token is needed"
+    return refusal(AuthError(what, hint="set DRUMS_TOKEN, or read the daemon's token file"))
 
 
 def is_of_connection(error: BaseException) -> bool:
@@ -60,16 +66,34 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
-        if scope["type"] != "http":
-            return  # the server answers neither websockets nor a lifespan's beginning
-        call = _Call(self, scope, receive, send)
+        if scope["type"] not in ("http", "websocket"):
+            return  # the server answers no lifespan's beginning
         try:
-            await call.run()
+            if scope["type"] == "websocket":
+                await self._websocket(scope, receive, send)
+            else:
+                await _Call(self, scope, receive, send).run()
         except Exception as e:  # noqa: BLE001 - one bad call must not end the daemon
             if is_of_connection(e):
                 _log.debug("a connection broke", error=repr(e))
             else:
                 _log.exception("a call failed", path=scope["path"])
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One websocket, until it or the daemon ends."""
+        admitted = self.admits(scope)
+        if admitted is not True:
+            await Plain(unauthorized(admitted))(scope, receive, send)
+            return
+        async with trio.open_nursery() as nursery:
+
+            async def watch_stop() -> None:
+                await self.stopping.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch_stop)
+            await self.app(scope, receive, send)
+            nursery.cancel_scope.cancel()
 
     def admits(self, scope: Scope) -> bool | None:
         """Whether the right token is presented; None when none is."""
@@ -103,8 +127,7 @@ class _Call:
         limit = body_limit(method, path)
         early: Answer | None = None
         if admitted is False or (admitted is None and path not in OPEN_PATHS):
-            what = "the token is wrong" if admitted is False else "a token is needed"
-            early = refusal(AuthError(what, hint="set DRUMS_TOKEN, or read the daemon's token file"))
+            early = unauthorized(admitted)
         elif self._declared() > limit:
             early = refusal(self._too_much(self._declared(), limit))
         if early is not None:

@@ -1,7 +1,8 @@
 """Connections: Hypercorn's HTTP/1.1 on trio, so that no connection can harm another or the daemon.
 
 Hypercorn runs every connection in its server's nursery, where one protocol error ends all of them; here each has its
-own end. There are neither websockets nor HTTP/2: a client gets HTTP/1.1 whatever upgrade it asks for.
+own end. There is no HTTP/2, and a websocket only to a port of a desktop: elsewhere a client gets HTTP/1.1 whatever
+upgrade it asks for.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
+import re
 import socket
 import stat
 from functools import partial
@@ -40,6 +42,7 @@ LINGER_S = 1.0
 LINGER_BYTES = 4 << 20
 GRACE_S = 3.0
 _HEAD_LIMIT_BYTES = 32 << 10
+_UPGRADABLE = re.compile(rb"/v1/slots/[^/?#]+/ports/[^/?#]+/")
 
 
 # --- where
@@ -152,8 +155,10 @@ class _RefusedEvent:
 
 
 class _PlainHTTP(H11Protocol):
-    """HTTP/1.1 without upgrades or pipelining: what follows a request too early is dropped, and its client told by the
-    connection's end."""
+    """HTTP/1.1 without pipelining, and without upgrades but to a desktop's port.
+
+    What follows a request too early is dropped, and its client told by the connection's end.
+    """
 
     _pipelined = False
 
@@ -180,7 +185,8 @@ class _PlainHTTP(H11Protocol):
         pass
 
     async def _create_stream(self, request: h11.Request) -> None:
-        headers = [(name, value) for name, value in request.headers if name.lower() != b"upgrade"]
+        upgradable = _UPGRADABLE.match(request.target) is not None
+        headers = [(name, value) for name, value in request.headers if upgradable or name.lower() != b"upgrade"]
         await super()._create_stream(
             h11.Request(
                 method=request.method, target=request.target, headers=headers, http_version=request.http_version
