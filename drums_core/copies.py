@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -262,17 +263,20 @@ async def open_copy(slot: Slot, *, keep: bool = False) -> AsyncIterator[Copy]:
                 cause=_cause_of_refusal(slot, e),
                 evidence=[str(e.facts.get("log_excerpt") or e.message)[-1000:]],
             ) from e
-        opened = False
+        whole = opened = False
         try:
             async with _restored(slot.host, checkpoint, EndState.of(slot)) as copy:
                 opened = True
                 yield copy
-        except BaseException as e:
-            # A checker that failed is different: what it was asked about may be worth another look.
-            if keep and not (opened and isinstance(e, Exception)):
+            whole = True
+        except Exception:
+            whole = opened  # a checker that failed: what it was asked about may be worth another look
+            raise
+        finally:
+            # Of a cancelled block, an error that the cancellation has brought about may be all that is seen here.
+            if keep and not (whole and trio.current_effective_deadline() > -math.inf):
                 with trio.CancelScope(shield=True):
                     await in_thread(slot.host.services.store.discard_alone, checkpoint.manifest)
-            raise
 
 
 @asynccontextmanager

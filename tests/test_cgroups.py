@@ -285,15 +285,21 @@ def test_v2_freeze(v2: Cgroup) -> None:
     assert (folder / "cgroup.freeze").read_text().strip() == "0"
 
 
-def test_v2_members_kill_and_evict(v2: Cgroup) -> None:
-    """One directory; kill is the kernel's own; a process is evicted to the parent; a dead pid is no member."""
+def test_v2_members_kill_and_evict(v2: Cgroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One directory; kill is the kernel's own; a process is evicted to the caller's cgroup; a dead pid is no member."""
     [folder] = v2.paths
     (folder / "cgroup.procs").write_text(f"{os.getpid()}\n4194303\n")
     assert v2.members() == {folder: {os.getpid()}}
     v2.kill()
     assert (folder / "cgroup.kill").read_text() == "1"
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "cgroup.procs").write_text("")
+    monkeypatch.setattr(cgroups, "_V2_ROOT", tmp_path)
+    monkeypatch.setattr(cgroups, "_own_v2_cgroup", lambda: "own")
     v2.evict(4242)
-    assert (folder.parent / "cgroup.procs").read_text() == "4242"
+    assert (own / "cgroup.procs").read_text() == "4242"
+    assert (folder.parent / "cgroup.procs").read_text() == ""
 
 
 def test_v2_is_made_with_its_controllers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,8 @@ async def _children(
         return
     origin = "fork of a staged desktop" if staged else "fork"
     try:
-        async with await (set_the_stage(host) if staged else host.create(new_task(), purpose="selftest")) as parent:
+        task = new_task()
+        async with await (set_the_stage(host, task) if staged else host.create(task, purpose="selftest")) as parent:
             await parent.episode.wait_judged()
             async with trio.open_nursery() as nursery:
                 while count:

@@ -8,7 +8,7 @@ import trio
 
 from drums.errors import GuestError
 from drums_core.host import Host
-from drums_core.selftest.checker import new_task
+from drums_core.model import Task
 from drums_core.services import Interposition
 from drums_core.slot import Slot, execute_as_user, upload_as_user
 from drums_core.testing.faults import Fault, Point
@@ -32,17 +32,18 @@ def as_interposition(slot: Slot, point: str) -> Interposition:
     return Interposition(point, slot.id, desktop.pid1, desktop.root, tuple(desktop.cgroup.paths))
 
 
-async def set_the_stage(host: Host, *, application: bool = True) -> Slot:
+async def set_the_stage(host: Host, task: Task | None = None, *, application: bool = True) -> Slot:
     """Such a desktop. What it runs is the harness's, not an agent's.
 
     Args:
+        task: what it and its copies are verified with; None where none of them is.
         application: whether the application is among it, which makes copies slower.
 
     Raises:
         GuestError: the program, or the application's window, did not come up.
         FaultNotPlanted: the mounts could not be made.
     """
-    slot = await host.create(new_task(), purpose="selftest")
+    slot = await host.create(task, purpose="selftest")
     try:
         for mounts in _MOUNTS:
             await mounts.plant(as_interposition(slot, Point.UP))

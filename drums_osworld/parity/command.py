@@ -9,7 +9,7 @@ import trio
 
 from drums.errors import SetupFailed
 from drums_core import open_host
-from drums_core.commands.output import print_json, print_table, progress_bar
+from drums_core.commands.output import configure_logging, print_json, print_table, progress_bar
 from drums_core.config import HostConfig, load_config
 from drums_core.host import Host
 from drums_core.model import Task
@@ -46,6 +46,7 @@ def parity(tasks: tuple[str, ...], image: str | None, files_only: bool, jobs: in
     OSWorld's code in a process of its own on a sibling. Without TASK, all tasks whose files this host has. Ends with 1
     when a score differs or nothing could be compared.
     """
+    configure_logging()
     config = load_config()
     catalogue = OSWorldCatalogue(config)
     chosen = [catalogue.find(x) for x in tasks] or [x for x in catalogue.tasks() if _has_files(config, x)]
