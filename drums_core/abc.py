@@ -9,9 +9,8 @@ per-desktop state on it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import attrs
 
@@ -247,7 +246,6 @@ class CheckContext:
         worker_cgroups: cgroup directories that a worker process joins, so that its memory is limited.
         pinned: what `PinningChecker.pin` gave when the episode began; None for other checkers.
         findings: what the checker says about its score; JSON, goes into the reward's provenance.
-        prepared: waits for what `PreparingChecker.prepare` gives, and returns it; None where that was not called.
     """
 
     task: Task
@@ -259,7 +257,6 @@ class CheckContext:
     worker_cgroups: tuple[Path, ...] = ()
     pinned: Pinned | None = None
     findings: dict[str, Json] = attrs.field(factory=dict)
-    prepared: Callable[[], Awaitable[Any]] | None = None
 
 
 class FileFacts(Protocol):
@@ -384,20 +381,6 @@ class Checker(Protocol):
 
         Raises:
             CheckerError: the checker failed, or the desktop could not be asked: there is no score.
-        """
-
-
-@runtime_checkable
-class PreparingChecker(Protocol):
-    """A checker that can get ready while the desktop is still being copied."""
-
-    def prepare(self, context: CheckContext) -> AbstractAsyncContextManager[Any]:
-        """What `check` will need, entered before there is a desktop to ask; `context.prepared` then gives it.
-
-        An error, here or there, cancels the other: either way the manager is left, and must leave nothing.
-
-        Args:
-            context: that of the check, but for `prepared`; no steps can be run yet, and no guest be served.
         """
 
 

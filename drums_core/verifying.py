@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +17,7 @@ import trio
 
 from drums.errors import CheckerError, DrumsError, VerifierNotFound
 from drums_core import end_states
-from drums_core.abc import CheckContext, Checker, Pinned, PreparingChecker
-from drums_core.ahead import ahead
+from drums_core.abc import CheckContext, Checker, Pinned
 from drums_core.blame import blame
 from drums_core.copies import Copy, open_copy, open_kept
 from drums_core.end_states import EndState
@@ -174,7 +173,7 @@ class _Check:
                     pinned=self.pinned,
                     findings=self.findings,
                 )
-                async with _prepared(checker, context) as context, opening as asking.place:
+                async with opening as asking.place:
                     if isinstance(asking.place, Copy):
                         self._note(asking.place)
                     score = await asking.checked(checker, context, host.config.checker_timeout_s)
@@ -189,16 +188,6 @@ class _Check:
         self.graded["notes"] = copy.episode.notes
         if self.kept:
             self.graded["kept"] = True
-
-
-@asynccontextmanager
-async def _prepared(checker: Checker, context: CheckContext) -> AsyncIterator[CheckContext]:
-    """The context with what the checker prepares while the block goes on."""
-    if not isinstance(checker, PreparingChecker):
-        yield context
-        return
-    async with ahead(checker.prepare(context)) as ready:
-        yield attrs.evolve(context, prepared=ready)
 
 
 @attrs.define

@@ -19,7 +19,7 @@ from drums_core.model import Cause, Json, SetupStep, Task
 from drums_osworld.files import compared_urls, lay_out
 from drums_osworld.symbols import Symbols, locate, named, scan
 from drums_osworld.task_file import structure_steps
-from drums_verifiers.asking import ask_worker, open_asker, prepared
+from drums_verifiers.asking import ask_worker, open_asker
 from drums_verifiers.grading import score_of
 from drums_verifiers.worker import Worker
 
@@ -81,12 +81,9 @@ class OSWorldChecker:
         return out
 
     @asynccontextmanager
-    async def prepare(self, context: CheckContext) -> AsyncIterator[Worker | None]:
-        """A worker with the functions imported; None where none is needed."""
+    async def _worker(self, context: CheckContext) -> AsyncIterator[Worker]:
+        """A worker with the functions imported."""
         evaluator = context.task.evaluator
-        if evaluator.get("func") == "infeasible" or context.last_action == _GIVE_UP:
-            yield None
-            return
         symbols = await trio.to_thread.run_sync(self._symbols)
         metrics, getters = self._names(context.task, symbols)
         compared = context.scratch / "compared"
@@ -118,9 +115,8 @@ class OSWorldChecker:
             return 1.0 if gave_up else 0.0
         if gave_up:
             return 0.0
-        _kept(context.scratch)  # what the steps have left
         source = f"OSWorld's {evaluator['func']!r}"
-        async with prepared(self, context) as worker:
+        async with self._worker(context) as worker:
             answer, broken = await ask_worker(context, worker, source=source)
         if broken:
             error = CheckerError(f"{source} could not be run: {broken[0]}", hint=_remedy(broken[0]), reasons=broken)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 from drums.errors import CheckerError
-from drums_core.abc import CheckContext, PreparingChecker
+from drums_core.abc import CheckContext
 from drums_verifiers.worker import Worker, open_worker
 
 
 def open_asker(
     context: CheckContext, request: Mapping[str, Any], *, job: str, timeout_s: float, files: Mapping[str, Path]
 ) -> AbstractAsyncContextManager[Worker]:
-    """`open_worker` for a check: it can ask the desktop that is checked, once there is one."""
+    """`open_worker` for a check: it can ask the desktop that is checked."""
     return open_worker(
         request,
         job=job,
@@ -24,16 +24,6 @@ def open_asker(
         guest=context.serve_guest,
         files=files,
     )
-
-
-@asynccontextmanager
-async def prepared(checker: PreparingChecker, context: CheckContext) -> AsyncIterator[Any]:
-    """What the checker has prepared, or prepares now, where nobody had it do so."""
-    if context.prepared is not None:
-        yield await context.prepared()
-        return
-    async with checker.prepare(context) as made:
-        yield made
 
 
 async def ask_worker(context: CheckContext, worker: Worker, *, source: str) -> tuple[dict[str, Any], list[str]]:

@@ -23,7 +23,7 @@ from drums_core.config import HostConfig
 from drums_core.hookspecs import RegisterChecker, hookimpl
 from drums_core.model import Json, PluginRecord, SetupStep, Task
 from drums_verifiers import sandbox
-from drums_verifiers.asking import ask_worker, open_asker, prepared, refuse_unasked
+from drums_verifiers.asking import ask_worker, open_asker, refuse_unasked
 from drums_verifiers.grading import score_of
 from drums_verifiers.installed import Installed, find, records, require_function
 from drums_verifiers.pinning import Copies, Copy
@@ -101,12 +101,9 @@ class VerifierChecker:
         return records(self._loaded)
 
     @asynccontextmanager
-    async def prepare(self, context: CheckContext) -> AsyncIterator[Worker | None]:
-        """A worker with the verifier's module imported; None where none is needed."""
+    async def _worker(self, context: CheckContext) -> AsyncIterator[Worker]:
+        """A worker with the verifier's module imported."""
         task = context.task
-        if context.last_action == _GIVE_UP:
-            yield None
-            return
         if context.pinned is not None:
             copy = context.pinned.handle
             assert isinstance(copy, Copy)
@@ -142,7 +139,7 @@ class VerifierChecker:
         if context.last_action == _GIVE_UP:
             return 0.0
         source = _source(context.task)
-        async with prepared(self, context) as worker:
+        async with self._worker(context) as worker:
             answer, broken = await ask_worker(context, worker, source=source)
         refuse_unasked(broken)
         context.findings.update({key: answer[key] for key in ("evidence", "notes") if key in answer})

@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -348,49 +347,6 @@ async def cancelled(host: Host) -> dict[str, Any]:
         return {"copies": copies(), "kept": kept, "runs on": await run(slot, "echo yes")}
 
 
-async def failing_start(host: Host) -> dict[str, Any]:
-    """What the checker prepares fails while the copy is being made: that is given up, and the desktop runs on."""
-    began: list[str] = []
-
-    class Failing:
-        """The checker, but for its preparation."""
-
-        def __init__(self, inner: Any) -> None:
-            self.inner = inner
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.inner, name)
-
-        @asynccontextmanager
-        async def prepare(self, context: Any) -> AsyncIterator[None]:
-            """Fail once there is a copy, or a dump under way."""
-            while not began:  # noqa: ASYNC110 - as an observer outside would
-                await trio.sleep(0.002)
-            raise CheckerError("planted in the preparation")
-            yield
-
-    async with await host.create(make_task()) as slot:
-        await slot.wait_valid()
-        sound = host.checkers
-        host.checkers = {name: (Failing(checker), plugin) for name, (checker, plugin) in sound.items()}
-        found: dict[str, Any] = {}
-        for name, there in (("at once", lambda: True), ("restoring", lambda: bool(host.copies))):
-            began.clear()
-            async with trio.open_nursery() as nursery:
-
-                async def watch(there: Callable[[], bool] = there) -> None:
-                    while not there():  # noqa: ASYNC110 - likewise
-                        await trio.sleep(0.002)
-                    began.append("")
-
-                nursery.start_soon(watch)
-                found[name] = await slot.verify(strict=False)
-        host.checkers = sound
-        found["sound"] = await slot.verify(strict=False)
-        left = set(host.services.store._ephemeral)  # this host has nothing else
-        return found | {"left": left, "copies": dict(host.copies), "runs on": await run(slot, "echo yes")}
-
-
 SCENARIOS: Sequence[Scenario] = (
     twice,
     racing,
@@ -424,7 +380,6 @@ def played(packages: None) -> Played:
         ({"full_host": full_host}, {"max_slots": 1}),
         ({"as_configured": as_configured}, {"verify_in_place": True}),
         ({"bounded": bounded}, {"max_copies": 1}),
-        ({"failing_start": failing_start}, {"max_slots": 2}),
     ]
     return play_on_hosts(hosts)
 
@@ -541,15 +496,6 @@ def test_a_copy_takes_no_slot(played: Played) -> None:
 
 def test_a_verify_given_up_leaves_no_copy(played: Played) -> None:
     assert played["cancelled"] == {"copies": [], "kept": False, "runs on": "yes\n"}
-
-
-def test_a_preparation_that_fails_gives_the_copy_up(played: Played) -> None:
-    found = played["failing_start"]
-    for name in ("at once", "restoring"):
-        reward = found[name]
-        assert (reward.score, reward.valid, reward.checker_error) == (None, True, "planted in the preparation")
-    assert found["sound"].score == 0.0
-    assert (found["left"], found["copies"], found["runs on"]) == (set(), {}, "yes\n")
 
 
 def test_the_host_decides_and_bounds(played: Played) -> None:
