@@ -74,7 +74,7 @@ class Manifest:
     init_argv: tuple[str, ...]
     task: Json
     files: Mapping[str, Sequence[Json]]
-    end_state: Json = None  # what an end state's grade rests on besides: see `end_states.facts_of`
+    end_state: Json = None  # what an end state's grade rests on besides: see `end_states.EndState`
 
 
 _converter = cattrs.Converter(forbid_extra_keys=True)

@@ -5,23 +5,21 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from drums.errors import CheckerError, ConfigError, DesktopError
+from drums.errors import CheckerError, ConfigError
 from drums_core.abc import CheckContext
 from drums_core.config import HostConfig
 from drums_core.model import Cause, Json, SetupStep, Task
 from drums_osworld.files import compared_urls, lay_out
 from drums_osworld.symbols import Symbols, locate, named, scan
 from drums_osworld.task_file import structure_steps
-from drums_verifiers.asking import ask_worker, open_asker
+from drums_verifiers.asking import ask_worker, run_postconfig
 from drums_verifiers.grading import score_of
-from drums_verifiers.worker import Worker
 
 JOB = "drums_osworld.worker_job:run"
 _GIVE_UP = "FAIL"
@@ -80,9 +78,8 @@ class OSWorldChecker:
             out["forgeable"] = forgeable
         return out
 
-    @asynccontextmanager
-    async def _worker(self, context: CheckContext) -> AsyncIterator[Worker]:
-        """A worker with the functions imported."""
+    async def _request(self, context: CheckContext) -> tuple[dict[str, Any], dict[str, Path]]:
+        """What a worker is asked, and the files that it is shown."""
         evaluator = context.task.evaluator
         symbols = await trio.to_thread.run_sync(self._symbols)
         metrics, getters = self._names(context.task, symbols)
@@ -96,28 +93,22 @@ class OSWorldChecker:
             "getters": {x: _place(symbols.getter(x)) for x in getters},
         }
         files = {"desktop_env": symbols.root, "compared": compared, **_kept(context.scratch)}
-        async with open_asker(
-            context, request, job=JOB, timeout_s=self._config.checker_timeout_s, files=files
-        ) as worker:
-            yield worker
+        return request, files
 
     async def check(self, context: CheckContext) -> float:
         """The score, in OSWorld's order: `postconfig`, then what the agent said, then the functions."""
         evaluator = context.task.evaluator
-        steps = postconfig(context.task)
-        if steps:
-            try:
-                await context.run_steps(steps)
-            except DesktopError as e:
-                raise CheckerError(f"the evaluator's postconfig failed: {e}") from e
+        await run_postconfig(context, postconfig(context.task))
         gave_up = context.last_action == _GIVE_UP
         if evaluator.get("func") == "infeasible":
             return 1.0 if gave_up else 0.0
         if gave_up:
             return 0.0
         source = f"OSWorld's {evaluator['func']!r}"
-        async with self._worker(context) as worker:
-            answer, broken = await ask_worker(context, worker, source=source)
+        request, files = await self._request(context)
+        answer, broken = await ask_worker(
+            context, request, job=JOB, source=source, timeout_s=self._config.checker_timeout_s, files=files
+        )
         if broken:
             error = CheckerError(f"{source} could not be run: {broken[0]}", hint=_remedy(broken[0]), reasons=broken)
             if answer.get("hostile"):

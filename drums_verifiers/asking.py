@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drums.errors import CheckerError
+from drums.errors import CheckerError, DesktopError
 from drums_core.abc import CheckContext
-from drums_verifiers.worker import Worker, open_worker
+from drums_core.model import SetupStep
+from drums_verifiers.worker import run_worker
 
 
-def open_asker(
-    context: CheckContext, request: Mapping[str, Any], *, job: str, timeout_s: float, files: Mapping[str, Path]
-) -> AbstractAsyncContextManager[Worker]:
-    """`open_worker` for a check: it can ask the desktop that is checked."""
-    return open_worker(
-        request,
-        job=job,
-        timeout_s=timeout_s,
-        cgroup_paths=context.worker_cgroups,
-        guest=context.serve_guest,
-        files=files,
-    )
+async def run_postconfig(context: CheckContext, steps: Sequence[SetupStep]) -> None:
+    """Carry out an evaluator's steps on the desktop that is checked.
+
+    Raises:
+        CheckerError: one failed.
+    """
+    if not steps:
+        return
+    try:
+        await context.run_steps(steps)
+    except DesktopError as e:
+        raise CheckerError(f"the evaluator's postconfig failed: {e}") from e
 
 
-async def ask_worker(context: CheckContext, worker: Worker, *, source: str) -> tuple[dict[str, Any], list[str]]:
-    """What a worker answers about the desktop that is checked.
+async def ask_worker(
+    context: CheckContext,
+    request: Mapping[str, Any],
+    *,
+    job: str,
+    source: str,
+    timeout_s: float,
+    files: Mapping[str, Path],
+) -> tuple[dict[str, Any], list[str]]:
+    """What a worker answers about the desktop that is checked, which it can ask.
 
     Args:
         context: the check.
-        worker: one of `open_asker`.
+        request, job, timeout_s, files: as for `run_worker`.
         source: whose answer it is, for messages.
 
     Returns:
@@ -42,7 +50,14 @@ async def ask_worker(context: CheckContext, worker: Worker, *, source: str) -> t
             is no such answer.
     """
     try:
-        answer = await worker.answer()
+        answer = await run_worker(
+            request,
+            job=job,
+            timeout_s=timeout_s,
+            cgroup_paths=context.worker_cgroups,
+            guest=context.serve_guest,
+            files=files,
+        )
     except CheckerError as e:
         refuse_unasked(context.transport_failures, e)
         raise

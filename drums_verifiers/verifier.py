@@ -10,24 +10,22 @@ Order and the agent's FAIL are OSWorld's: `postconfig` first, then a last action
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from drums.errors import CheckerError, ConfigError, DesktopError, VerifierNotFound
+from drums.errors import CheckerError, ConfigError, VerifierNotFound
 from drums_core.abc import CheckContext, Checker, Pinned
 from drums_core.config import HostConfig
 from drums_core.hookspecs import RegisterChecker, hookimpl
 from drums_core.model import Json, PluginRecord, SetupStep, Task
 from drums_verifiers import sandbox
-from drums_verifiers.asking import ask_worker, open_asker, refuse_unasked
+from drums_verifiers.asking import ask_worker, refuse_unasked, run_postconfig
 from drums_verifiers.grading import score_of
 from drums_verifiers.installed import Installed, find, records, require_function
 from drums_verifiers.pinning import Copies, Copy
-from drums_verifiers.worker import Worker
 
 FUNC = "drums_verifier"
 JOB = "drums_verifiers.verifier_job:run"
@@ -100,9 +98,8 @@ class VerifierChecker:
             self._loaded.clear()
         return records(self._loaded)
 
-    @asynccontextmanager
-    async def _worker(self, context: CheckContext) -> AsyncIterator[Worker]:
-        """A worker with the verifier's module imported."""
+    async def _request(self, context: CheckContext) -> tuple[dict[str, Any], dict[str, Path]]:
+        """What a worker is asked, and the files that it is shown."""
         task = context.task
         if context.pinned is not None:
             copy = context.pinned.handle
@@ -123,24 +120,18 @@ class VerifierChecker:
             "last_action": context.last_action,
             "path": path,
         }
-        async with open_asker(
-            context, request, job=JOB, timeout_s=self._config.checker_timeout_s, files=files
-        ) as worker:
-            yield worker
+        return request, files
 
     async def check(self, context: CheckContext) -> float:
         """The score."""
-        steps = _postconfig(context.task)
-        if steps:
-            try:
-                await context.run_steps(steps)
-            except DesktopError as e:
-                raise CheckerError(f"the evaluator's postconfig failed: {e}") from e
+        await run_postconfig(context, _postconfig(context.task))
         if context.last_action == _GIVE_UP:
             return 0.0
         source = _source(context.task)
-        async with self._worker(context) as worker:
-            answer, broken = await ask_worker(context, worker, source=source)
+        request, files = await self._request(context)
+        answer, broken = await ask_worker(
+            context, request, job=JOB, source=source, timeout_s=self._config.checker_timeout_s, files=files
+        )
         refuse_unasked(broken)
         context.findings.update({key: answer[key] for key in ("evidence", "notes") if key in answer})
         return score_of(answer["score"], source=source)
