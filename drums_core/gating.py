@@ -86,39 +86,30 @@ class GateSet:
             DumpError: a gate could not record: a checkpoint without its evidence is none.
         """
         evidence: dict[str, Json] = {}
-        problems: list[DumpError] = []
-
-        async def one(name: str, gate: Gate) -> None:
+        for loaded in self._gates:
+            if isinstance(loaded.gate, EventGate) or not loaded.gate.records:
+                continue
             try:
                 with trio.fail_after(self.timeout_s):
-                    evidence[name] = await gate.record(view)
-            except Exception as e:  # noqa: BLE001 - raised below, once all have ended
-                problem = DumpError(f"gate {name!r} could not record its evidence: {type(e).__name__}: {e}")
-                problem.__cause__ = e
-                problems.append(problem)
-
-        async with trio.open_nursery() as nursery:
-            for loaded in self._gates:
-                if not isinstance(loaded.gate, EventGate) and loaded.gate.records:
-                    nursery.start_soon(one, loaded.name, loaded.gate)
-        if problems:
-            raise problems[0]
+                    evidence[loaded.name] = await loaded.gate.record(view)
+            except Exception as e:
+                told = f"gate {loaded.name!r} could not record its evidence: {type(e).__name__}: {e}"
+                raise DumpError(told) from e
         return evidence
 
     async def check(self, phase: Phase, view: DesktopView, evidence: Mapping[str, Json]) -> list[GateResult]:
-        """The results of all gates of one phase, run side by side."""
-        results: dict[str, GateResult] = {}
+        """The results of all gates of one phase, one after another.
 
-        async def one(loaded: _Loaded, gate: Gate) -> None:
-            began = time.perf_counter()
-            finding = await self._finding(loaded.name, gate, view, evidence)
-            results[loaded.name] = _result(loaded, phase, finding, (time.perf_counter() - began) * 1e3)
-
-        async with trio.open_nursery() as nursery:
-            for loaded in self._gates:
-                if loaded.gate.phase is phase and not isinstance(loaded.gate, EventGate):
-                    nursery.start_soon(one, loaded, loaded.gate)
-        return [results[g.name] for g in self._gates if g.name in results]
+        They read proc, call by call, and every call lets go of the interpreter's lock: side by side the same gates take
+        half as long again, and a `duration_ms` would be the others' (`benchmarks/gate_cost.py`).
+        """
+        results = []
+        for loaded in self._gates:
+            if loaded.gate.phase is phase and not isinstance(loaded.gate, EventGate):
+                began = time.perf_counter()
+                finding = await self._finding(loaded.name, loaded.gate, view, evidence)
+                results.append(_result(loaded, phase, finding, (time.perf_counter() - began) * 1e3))
+        return results
 
     async def _finding(self, name: str, gate: Gate, view: DesktopView, evidence: Mapping[str, Json]) -> Finding:
         if gate.records and name not in evidence:

@@ -189,17 +189,26 @@ async def test_missing_evidence_fails_without_asking_the_gate() -> None:
     assert (await check_all(gates, {"recorder": [1]}))["recorder"].status is Status.PASS and [1] in asked
 
 
-async def test_gates_of_one_phase_run_side_by_side(autojump_clock: trio.testing.MockClock) -> None:
-    """Three that take 4 s take 4 s; a gate of another phase is not run."""
+async def test_gates_of_one_phase_run_one_after_another(autojump_clock: trio.testing.MockClock) -> None:
+    """None shares its time with another, and one that hangs stops none; a gate of another phase is not run."""
+    running: list[int] = []
 
     async def slow(*_: object) -> Finding:
+        assert not running
+        running.append(1)
         await trio.sleep(4)
+        running.clear()
         return passed()
 
     start = trio.current_time()
-    gates = gate_set(a=PlantedGate(slow), b=PlantedGate(slow), c=PlantedGate(slow), d=PlantedGate(phase=Phase.SETTLED))
-    assert list(await check_all(gates)) == ["a", "b", "c"]
-    assert trio.current_time() - start == 4
+    gates = gate_set(a=PlantedGate(slow), b=PlantedGate(hangs), c=PlantedGate(slow), d=PlantedGate(phase=Phase.SETTLED))
+    results = await check_all(gates)
+    assert [(name, x.status) for name, x in results.items()] == [
+        ("a", Status.PASS),
+        ("b", Status.FAIL),
+        ("c", Status.PASS),
+    ]
+    assert trio.current_time() - start == 4 + 5 + 4
 
 
 async def test_ready_gates_have_the_ready_limit_on_top(autojump_clock: trio.testing.MockClock) -> None:
