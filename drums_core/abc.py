@@ -74,6 +74,7 @@ class DesktopView:
         restored: the processes that the restore made, read before their first instruction (empty at a dump).
         guest: the guest server.
         ready_limit_s: seconds within which the guest server must answer.
+        event_sources: their timers and connections, read at the last moment before that instruction (empty at a dump).
     """
 
     slot: str
@@ -88,6 +89,7 @@ class DesktopView:
     restored: tuple[ProcessIdentity, ...]
     guest: GuestProbe
     ready_limit_s: float
+    event_sources: tuple[Json, ...] = ()
 
 
 class Gate(Protocol):

@@ -24,6 +24,7 @@ from drums_core.abc import DesktopView
 from drums_core.boot import INIT_ARGV, boot
 from drums_core.checkpoint import UPPER, Checkpoint
 from drums_core.durable import locked, take_lock, write_json
+from drums_core.evidence.event_sources import read_event_sources
 from drums_core.evidence.processes import (
     descends_from,
     namespace_inodes,
@@ -88,6 +89,7 @@ class Desktop:
     ready_at: float = 0.0
     layers: Sequence[Layer] = ()
     restored: tuple[ProcessIdentity, ...] = ()
+    event_sources: tuple[Json, ...] = ()
     session: tuple[ProcessIdentity, ...] = ()  # of these the parts of the session: display, buses, window manager
     _cgroup: Cgroup | None = None
     _oom_kills: int = 0
@@ -134,6 +136,7 @@ class Desktop:
             restored=self.restored,
             guest=guest,
             ready_limit_s=self.services.config.ready_limit_s,
+            event_sources=self.event_sources,
         )
 
     # --- starting
@@ -281,6 +284,7 @@ class Desktop:
             services.watcher.drain()
             services.watcher.track(self.slot, self.restored)
             await self._interpose("pre_resume")
+            await in_thread(self._read_event_sources)
             judged.add(await services.gates.check(Phase.PRE_RESUME, self.view(), evidence))
             await held.release()
         await in_thread(self.cgroup.thaw)
@@ -288,6 +292,11 @@ class Desktop:
         judged.add(await services.gates.check(Phase.READY, self.view(), evidence))
         self.ready_at = time.monotonic()
         await self._interpose("ready")
+
+    def _read_event_sources(self) -> None:
+        assert self.guest is not None
+        found = read_event_sources([p.host_pid for p in self.restored], self.guest.netns_fd)
+        self.event_sources = tuple(found)
 
     async def _put_locks_back(self, images: Path) -> None:
         """CRIU loses POSIX locks on files that their process has mapped; see docs/adr/0002-put-back-posix-locks.md."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from drums_core.abc import DesktopView
-from drums_core.evidence import locks
+from drums_core.evidence import locks, multisets
 from drums_core.evidence.processes import processes_in_pidns
 from drums_core.model import Finding, Json, failed, passed
 from drums_gates._report import bounded, no_evidence, some
@@ -26,7 +26,7 @@ async def check_locks(view: DesktopView, evidence: Json) -> Finding:
         return no_evidence("file locks", evidence)
     expected = evidence["locks"]
     observed = await trio.to_thread.run_sync(_read, view)
-    missing, extra = locks.difference(expected, observed)
+    missing, extra = multisets.difference(expected, observed, locks.describe)
     if not missing and not extra:
         return passed()
     parts = []

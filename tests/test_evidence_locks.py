@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from requires import requires
 
-from drums_core.evidence.locks import difference, normalise_path, read_locks
+from drums_core.evidence.locks import describe, normalise_path, read_locks
+from drums_core.evidence.multisets import difference
 from drums_core.sys.file_locks import (
     DescriptorLock,
     ImageLock,
@@ -164,10 +165,10 @@ def test_blocked_waiters_hold_nothing(start: Start) -> None:
 def test_comparison_is_of_multisets() -> None:
     """A lock that is held twice is not held once."""
     lock = [5, 3, "/x", "POSIX", "WRITE", "0", "EOF", "ADVISORY"]
-    assert difference([lock, lock], [list(lock), tuple(lock)]) == ([], [])
-    missing, extra = difference([lock, lock], [lock])
+    assert difference([lock, lock], [list(lock), tuple(lock)], describe) == ([], [])
+    missing, extra = difference([lock, lock], [lock], describe)
     assert missing == ["POSIX WRITE 0..EOF on '/x' (pid 5, descriptor 3)"] and extra == []
-    assert difference([lock], [lock, lock])[1] == missing
+    assert difference([lock], [lock, lock], describe)[1] == missing
 
 
 def test_names_of_deleted_files() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import threading
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 from requires import requires
 
-from drums_core.evidence.network import SECTIONS, difference, in_network_namespace, read_network
+from drums_core.evidence.network import SECTIONS, difference, read_network
+from drums_core.sys.inside import in_namespace
 
 pytestmark = requires("root")
 libc = ctypes.CDLL(None, use_errno=True)
@@ -141,14 +143,14 @@ def test_each_change_is_seen_and_named(netns: int, change: Change, section: str)
     before = json.loads(json.dumps(read_network(netns_fd=netns)))
     assert set(before) == set(SECTIONS)
     assert difference(before, read_network(netns_fd=netns)) == []
-    in_network_namespace(netns, change)
+    in_namespace(netns, "net", change)
     found = difference(before, read_network(netns_fd=netns))
     assert [x for x in found if x.startswith(f"{section}: ")], found
 
 
 def test_an_inet_table_is_seen(netns: int) -> None:
     """A table of any family shows, and what is in it; the reader's default family would show nothing."""
-    in_network_namespace(netns, _table)
+    in_namespace(netns, "net", _table)
     nftables = read_network(netns_fd=netns)["nftables"]
     assert [x["nfgen_family"] for x in nftables["tables"]] == [1]
     assert len(nftables["rules"]) == 2
@@ -169,7 +171,7 @@ def _new_namespace() -> int:
 @pytest.fixture
 def twins(netns: int) -> Iterator[tuple[int, int]]:
     """Two new namespaces."""
-    other = in_network_namespace(netns, _new_namespace)
+    other = in_namespace(netns, "net", _new_namespace)
     yield netns, other
     os.close(other)
 
@@ -190,7 +192,7 @@ def test_namespaces_made_alike_are_equal(twins: tuple[int, int]) -> None:
             change()
 
     for number, fd in enumerate(twins):
-        in_network_namespace(fd, lambda n=number: make(bool(n)))  # type: ignore[misc]
+        in_namespace(fd, "net", functools.partial(make, bool(number)))
     first, second = (read_network(netns_fd=x) for x in twins)
     assert difference(first, second) == []
 
@@ -198,8 +200,8 @@ def test_namespaces_made_alike_are_equal(twins: tuple[int, int]) -> None:
 @pytest.mark.parametrize("options", [{"code": 0}, {"elements": ("10.2.3.5",)}, {"family": 2}])
 def test_small_differences_of_rule_sets(twins: tuple[int, int], options: dict[str, Any]) -> None:
     """Another verdict, another element or another family is another rule set."""
-    in_network_namespace(twins[0], _table)
-    in_network_namespace(twins[1], lambda: _table(**options))
+    in_namespace(twins[0], "net", _table)
+    in_namespace(twins[1], "net", lambda: _table(**options))
     assert difference(*(read_network(netns_fd=x) for x in twins))
 
 
@@ -236,7 +238,7 @@ def test_sysctls(netns: int) -> None:
             f.seek(0)
             f.write(str(1 - value))
 
-    in_network_namespace(netns, change)
+    in_namespace(netns, "net", change)
     [text] = difference(before, read_network(netns_fd=netns))
     assert text.startswith("sysctls.ipv4/conf/lo/rp_filter is ")
 

@@ -21,11 +21,11 @@ from requires import requires
 
 from drums.errors import GuestError
 from drums_core.abc import DesktopView
-from drums_core.evidence.network import in_network_namespace
 from drums_core.evidence.processes import namespace_inodes, processes_in_pidns, read_processes, read_stat
 from drums_core.model import (
     Cause,
     Finding,
+    Json,
     Limits,
     OutOfMemory,
     Phase,
@@ -34,6 +34,7 @@ from drums_core.model import (
     Quarantined,
     WatchLost,
 )
+from drums_core.sys.inside import in_namespace
 from drums_gates._report import bounded, some
 from drums_gates.alive_after_resume import AliveAfterResumeGate
 from drums_gates.cgroup import CgroupGate
@@ -303,7 +304,7 @@ async def test_netns(desktop: Desktop) -> None:
             netlink.addr("add", index=1, address="10.9.0.1", prefixlen=24)
 
     fd = os.open(f"/proc/{view.pid1}/ns/net", os.O_RDONLY)
-    await trio.to_thread.run_sync(in_network_namespace, fd, change)
+    await trio.to_thread.run_sync(in_namespace, fd, "net", change)
     os.close(fd)
     fails(await gate.check(view, evidence), "the network differs", "addresses")
 
@@ -351,7 +352,17 @@ async def test_alive_after_resume(desktop: Desktop) -> None:
     gate = AliveAfterResumeGate()
     view = desktop.view
     evidence = await recorded(gate, view)
-    assert [x[0] for x in evidence] == [1, desktop.application.inner_pid]
+    assert [x[0] for x in evidence["processes"]] == [1, desktop.application.inner_pid]
+    nothing: list[Json] = [[], {}]
+    for damaged in (*nothing, {**evidence, "processes": []}, {**evidence, "event_sources": None}):
+        fails(await gate.check(view, damaged), "no usable evidence")
+    timer: list[Json] = ["timerfd", 1, 3, "clock 1, interval (1, 0), to fire"]
+    watched = {**evidence, "event_sources": [timer]}
+    fails(await gate.check(view, watched), "1 timers or connections", "timerfd 3 of pid 1")
+    stopped = [*timer[:3], "clock 1, interval (1, 0), at rest"]
+    fails(await gate.check(desktop.changed(event_sources=(stopped,)), watched), "to fire")
+    assert (await gate.check(desktop.changed(event_sources=(timer,)), watched)).ok
+    assert (await gate.check(desktop.changed(event_sources=(timer,)), evidence)).ok
     fails(await gate.check(desktop.changed(restored=view.restored[:1]), evidence), "1 of 2 processes were not restored")
     fails(await gate.check(desktop.changed(restored=()), evidence), "not restored")
     renamed = (view.restored[0], attrs.evolve(view.restored[1], command="other"))

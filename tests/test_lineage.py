@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
+import secrets
 import signal
 import struct
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import attrs
 import pytest
 import trio
 from desktops import Played, judged, make_task, play
@@ -92,18 +96,45 @@ async def short_leases(host: Host) -> list[str]:
 
 
 async def whole_desktop_in_the_hosts_network(host: Host) -> object:
-    """From a checkpoint that says of every process that it shares the network namespace of CRIU itself."""
-    name = "shares-the-network"
+    async with network_sharer(host) as name, await host.create(checkpoint=name) as slot:
+        assert slot.desktop is not None
+        same = slot.desktop.namespaces["net"] == os.stat("/proc/self/ns/net").st_ino
+        return await judged(slot, shared=same)
+
+
+async def whole_desktop_in_another_desktops_network(host: Host) -> object:
+    """CRIU itself is in the other's, where nothing listens on the guest server's port any more."""
+    async with network_sharer(host) as name, await host.create() as other:
+        assert other.desktop is not None
+        pid1 = other.desktop.pid1
+        os.kill(pid1, signal.SIGSTOP)  # it neither starts the guest server anew nor ends
+        for pid in other.desktop.cgroup.pids() - {pid1}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        criu = host.services.criu
+        program = host.services.config.state_dir / "criu-in-another-network"
+        program.write_text(f'#!/bin/sh\nexec nsenter --net=/proc/{pid1}/ns/net "{criu.path}" "$@"\n')
+        program.chmod(0o755)
+        host.services = attrs.evolve(
+            host.services, criu=attrs.evolve(criu, path=program)
+        )  # the host is this one's alone
+        async with await host.create(checkpoint=name) as slot:
+            assert slot.desktop is not None
+            same = slot.desktop.namespaces["net"] == os.stat(f"/proc/{pid1}/ns/net").st_ino
+            return await judged(slot, shared=same, other=other.id)
+
+
+@contextlib.asynccontextmanager
+async def network_sharer(host: Host) -> AsyncIterator[str]:
+    """The name of a checkpoint that says of every process that it shares the network namespace of CRIU itself."""
+    name = f"shares-the-network-{secrets.token_hex(4)}"
     async with await host.create() as slot:
         await slot.wait_valid()
         await slot.save(name)
     folder = host.services.store.load(name).path
     try:
         await trio.to_thread.run_sync(share_the_network, folder, host.services.criu.pycriu_dir)
-        async with await host.create(checkpoint=name) as slot:
-            assert slot.desktop is not None
-            same = slot.desktop.namespaces["net"] == os.stat("/proc/self/ns/net").st_ino
-            return await judged(slot, shared=same)
+        yield name
     finally:
         await trio.to_thread.run_sync(host.services.store.discard, folder.name)
 
@@ -174,6 +205,15 @@ def test_a_whole_desktop_in_the_hosts_network_is_broken(played: Played) -> None:
     assert found.verdict == "invalid"
     assert found.bad_gates == {"isolation", "netns"}
     assert "netns: the desktop is in the host's network namespace" in found.reasons
+    assert found.passing() >= set(SPECIFIED_GATES) - {"isolation", "netns"}
+
+
+def test_a_whole_desktop_in_another_desktops_network_is_broken() -> None:
+    found = play({"": whole_desktop_in_another_desktops_network})[""]
+    assert found.facts["shared"]
+    assert found.verdict == "invalid"
+    assert found.bad_gates == {"isolation", "netns"}
+    assert f"netns: the desktop shares its network namespace with desktop {found.facts['other']!r}" in found.reasons
     assert found.passing() >= set(SPECIFIED_GATES) - {"isolation", "netns"}
 
 

@@ -5,5 +5,5 @@ Public, blocking and pure: each function reads and returns normalised values mad
 can write is followed as a link, evaluated, or opened before it is known to be a regular file.
 """
 
-VERSION = 2
+VERSION = 3
 """Changes with what gates record: a checkpoint whose evidence is of another version is made anew, not failed."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable
 
 from drums_core.model import Json
@@ -32,7 +31,7 @@ def normalise_path(target: str) -> str:
 
 
 def read_locks(pids: Iterable[int]) -> list[list[Json]]:
-    """The lock entries of these processes, sorted; compare them as multisets (`difference`).
+    """The lock entries of these processes, sorted; compare them as multisets (`multisets.difference`).
 
     Each is a list of `FIELDS`: the pid inside, the descriptor, the file's path inside, `POSIX`, `OFDLCK`, `FLOCK` or
     `LEASE`, `READ` or `WRITE`, first and last byte (`EOF`), and the state. A lock shows at every descriptor that
@@ -57,13 +56,3 @@ def describe(entry: Iterable[Json]) -> str:
     """One entry in words."""
     pid, fd, path, kind, access, start, end, _ = entry
     return f"{kind} {access} {start}..{end} on {path!r} (pid {pid}, descriptor {fd})"
-
-
-def difference(expected: Json, observed: Json) -> tuple[list[str], list[str]]:
-    """The entries that are missing and those that are extra, in words, compared as multisets."""
-    wanted = Counter(tuple(x) for x in expected)
-    have = Counter(tuple(x) for x in observed)
-    return (
-        [describe(x) for x in sorted((wanted - have).elements())],
-        [describe(x) for x in sorted((have - wanted).elements())],
-    )

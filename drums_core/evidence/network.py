@@ -4,9 +4,6 @@ Normalised to what a copy shares with its source: interfaces by name, no lifetim
 states that follow from the other end of a link. What pyroute2 cannot decode is kept as hexadecimal bytes, so that a
 difference there shows too. Not read: nftables' flow tables and stateful objects.
 
-The sockets are opened in a thread of their own that enters the namespace and then ends: never in a pooled thread,
-which would take its next job into the wrong namespace.
-
 Sources: rtnetlink(7), netlink(7), setns(2), Linux `include/uapi/linux/{if,if_addr,rtnetlink,netfilter/nf_tables}.h`.
 """
 
@@ -16,15 +13,11 @@ import errno
 import json
 import os
 import re
-import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from drums_core.evidence.sysctls import read_sysctls
 from drums_core.model import Json
-from drums_core.sys import enter
-
-T = TypeVar("T")
+from drums_core.sys.inside import in_namespace, open_namespace
 
 SECTIONS = ("links", "addresses", "routes", "rules", "nftables", "sysctls")
 
@@ -75,32 +68,13 @@ def read_network(pid: int | None = None, *, netns_fd: int | None = None) -> dict
     if (pid is None) == (netns_fd is None):
         raise ValueError("one of pid and netns_fd names the namespace")
     if netns_fd is not None:
-        return in_network_namespace(netns_fd, _read)
-    fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        return in_namespace(netns_fd, "net", _read)
+    assert pid is not None
+    fd = open_namespace(pid, "net")
     try:
-        return in_network_namespace(fd, _read)
+        return in_namespace(fd, "net", _read)
     finally:
         os.close(fd)
-
-
-def in_network_namespace(netns_fd: int, function: Callable[[], T]) -> T:
-    """The result of a function called in a throw-away thread inside the network namespace."""
-    result: list[T] = []
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            enter.setns(netns_fd, "net")
-            result.append(function())
-        except BaseException as e:  # noqa: BLE001 - it is raised in the caller
-            errors.append(e)
-
-    thread = threading.Thread(target=work, name="drums-netns")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return result[0]
 
 
 def _read() -> dict[str, Json]:

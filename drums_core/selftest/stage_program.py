@@ -1,7 +1,8 @@
 """What runs in a staged desktop, as the agent's user, started by path in the desktop: odd files, locks, threads.
 
 Roles are processes: the holder of all locks; one that shares a lock over a fork; one that has the same files open and
-holds nothing; one that waits for a lock; one with threads, whose first can be told to end (SIGUSR1), or all (SIGUSR2).
+holds nothing; one that waits for a lock; one with threads, whose first can be told to end (SIGUSR1), or all (SIGUSR2);
+one that waits for timers, and for the display.
 """
 
 from __future__ import annotations
@@ -104,9 +105,10 @@ def lock_holder() -> None:
         os.read(said, 1)
         os.close(tell)
         os.close(said)
-    subprocess.Popen([sys.executable, __file__, "threads"], stdin=subprocess.DEVNULL)
-    while not os.path.exists("/tmp/drums-threads.ready"):
-        time.sleep(0.01)
+    for role in ("threads", "waiter"):
+        subprocess.Popen([sys.executable, __file__, role], stdin=subprocess.DEVNULL)
+        while not os.path.exists(f"/tmp/drums-{role}.ready"):
+            time.sleep(0.01)
     with open("/tmp/drums-stage.ready", "w", encoding="ascii"):
         pass
     time.sleep(1 << 20)
@@ -116,16 +118,45 @@ def threads() -> None:
     """A process with another thread."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     threading.Thread(target=time.sleep, args=[1 << 20], daemon=True).start()
-    with open("/tmp/drums-threads.ready", "w", encoding="ascii"):
-        pass
+    is_ready("threads")
     if signal.sigwait({signal.SIGUSR1, signal.SIGUSR2}) == signal.SIGUSR1:
         ctypes.CDLL(None).syscall(_SYS_EXIT, 0)
     os._exit(0)
 
 
+def waiter() -> None:
+    """A process with an hourly timer of each kind, one at rest, and a window."""
+    from Xlib import X, display  # type: ignore[import-untyped] # the image's
+
+    libc = ctypes.CDLL(None)
+    hourly = struct.pack("=4q", 3600, 0, 3600, 0)
+    libc.timerfd_settime(libc.timerfd_create(time.CLOCK_MONOTONIC, 0), 0, hourly, None)
+    libc.timerfd_create(time.CLOCK_MONOTONIC, 0)
+    timer = ctypes.c_void_p()
+    event = struct.pack("=qii48x", 0, signal.SIGUSR1, 0)  # sigevent(7), SIGEV_SIGNAL
+    if libc.timer_create(time.CLOCK_MONOTONIC, event, ctypes.byref(timer)) or libc.timer_settime(
+        timer, 0, hourly, None
+    ):
+        raise OSError("no POSIX timer")
+    connection = display.Display()
+    screen = connection.screen()
+    screen.root.create_window(0, 0, 8, 8, 0, screen.root_depth, X.InputOutput).map()
+    connection.sync()
+    is_ready("waiter")
+    time.sleep(1 << 20)
+
+
+def is_ready(role: str) -> None:
+    """Tell the holder of the locks."""
+    with open(f"/tmp/drums-{role}.ready", "w", encoding="ascii"):
+        pass
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "threads":
         threads()
+    elif sys.argv[1] == "waiter":
+        waiter()
     else:
         files()
         lock_holder()

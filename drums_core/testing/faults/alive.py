@@ -1,4 +1,8 @@
-"""Restored processes that do not live for the 5 s: dead at once, late, replaced, without their last thread."""
+"""Restored processes that do not live for the 5 s, or wait for what will not come.
+
+They are dead at once, late, replaced, without their last thread; their timer no longer fires, their display is out of
+reach.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,20 @@ def _fault(
     needs = frozenset({Need.STAGE}) if staged else frozenset()
     full = f"{_GATE}:{name}" if name else _GATE
     return Fault(full, (_GATE,), point, about, action, PLANT / "deaths.py", arguments, needs=needs, says=says)
+
+
+def _waker(name: str, about: str, point: Point, action: str, says: str, **arguments: str) -> Fault:
+    return Fault(
+        f"{_GATE}:{name}",
+        (_GATE,),
+        point,
+        about,
+        action,
+        PLANT / "wakers.py",
+        {"program": "waiter", **arguments},
+        needs=frozenset({Need.STAGE}),
+        says=(" of the checkpoint were not restored: ", says),
+    )
 
 
 _OPENBOX = {"command": "openbox", "sig": "SIGKILL"}
@@ -75,6 +93,40 @@ ALIVE_FAULTS = [
         {"program": "threads", "sig": "SIGUSR2", "ends": True},
         "restored processes no longer run",
         staged=True,
+    ),
+    _waker("timer-stopped", "a timer no longer fires", Point.PRE_RESUME, "change_timerfd", "timerfd", how="stop"),
+    _waker(
+        "timer-interval",
+        "a timer fires once a day, and fired every hour",
+        Point.PRE_RESUME,
+        "change_timerfd",
+        "interval (3600, 0), to fire",
+        how="interval",
+    ),
+    _waker("timer-deleted", "a POSIX timer is gone", Point.RESTORED, "delete_timer", "timer 0"),
+    _waker(
+        "x-client-cut",
+        "an X client's connection to the display is shut",
+        Point.PRE_RESUME,
+        "cut_connection",
+        "connection",
+        how="shut",
+    ),
+    _waker(
+        "x-client-mute",
+        "an X client can send the display no request",
+        Point.PRE_RESUME,
+        "cut_connection",
+        "connection",
+        how="shut-write",
+    ),
+    _waker(
+        "x-client-closed",
+        "an X client has lost its connection to the display",
+        Point.RESTORED,
+        "cut_connection",
+        "connection",
+        how="close",
     ),
     Fault(
         "harmless:leader-ends",

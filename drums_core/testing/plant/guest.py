@@ -1,6 +1,6 @@
 """A guest server that does not answer, answers wrongly, or has somebody else answer on its port.
 
-Sources: pidfd_getfd(2), signal(7); the protocol is that of `drums_core.guest_client`.
+Sources: signal(7); the protocol is that of `drums_core.guest_client`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from drums_core.sys import enter
+from drums_core.testing.plant.descriptors import open_targets, shared_description
 from drums_core.testing.plant.target import Target, stay, wait_for
 
 _SERVER = "/opt/drums/guest/server.py"
 _SECRET = "run/drums-guest/secret"
-_PIDFD_GETFD = 438  # x86-64
 
 
 def stop_server(target: Target, resume_after_s: float = 0.0) -> None:
@@ -108,18 +107,13 @@ def _reply(how: str, request: bytes, secret: str) -> bytes:
 
 
 def _listening_socket(target: Target) -> socket.socket:
-    """The guest server's own listening socket (pidfd_getfd(2))."""
+    """The guest server's own listening socket."""
     for pid in target.running(_SERVER):
-        pidfd = os.pidfd_open(pid)
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                fd = int(enter.checked(enter.libc.syscall(_PIDFD_GETFD, pidfd, int(name), 0), "pidfd_getfd"))
-                try:
-                    found = socket.socket(fileno=fd)
-                except OSError:
-                    os.close(fd)
-                    continue
-                if found.family == socket.AF_INET and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    return found
-                found.close()
+        for number, path in open_targets(pid):
+            if not path.startswith("socket:"):
+                continue
+            found = socket.socket(fileno=shared_description(pid, number))
+            if found.family == socket.AF_INET and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                return found
+            found.close()
     raise LookupError("the guest server listens on no TCP socket")

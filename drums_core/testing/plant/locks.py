@@ -1,10 +1,9 @@
 """File locks that are not as they were: dropped, weakened, on another range, held by another, one too many.
 
-Flock and OFD locks are an open file description's: a descriptor of the very description (pidfd_getfd(2)) changes them
-from outside. A POSIX lock is its process's own, so the call is made in its place (`drums_core.sys.ptrace`), which only
-works while the process is not frozen.
+Flock and OFD locks are an open file description's: a descriptor of the very description changes them from outside. A
+POSIX lock is its process's own, so the call is made in its place.
 
-Sources: flock(2), fcntl(2), pidfd_getfd(2), proc(5).
+Sources: flock(2), fcntl(2), proc(5).
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ import stat
 import struct
 from collections.abc import Callable, Iterator
 
-from drums_core.sys import enter
-from drums_core.sys.ptrace import traced
+from drums_core.testing.plant.descriptors import in_place, open_targets, shared_description
 from drums_core.testing.plant.target import Target, stay, wait_for
 
-_PIDFD_GETFD = 438  # x86-64
 _SYS_CLOSE, _SYS_FCNTL = 3, 72
 _F_SETLK, _F_OFD_SETLK = 6, 37
 _FLOCK_LAYOUT = "hhxxxxqqixxxx"
@@ -48,7 +45,7 @@ def change_lock(target: Target, kind: str, how: str, name: str) -> None:
         if len(holders) < 2:
             raise LookupError(f"nobody shares the lock on {name!r}")
         pid, fd, _ = holders[-1]
-        _in_place(pid, _SYS_CLOSE, fd)
+        in_place(pid, _SYS_CLOSE, fd)
     elif how == "move":
         _set(kind, pid, fd, fcntl.F_UNLCK, start, length)
         other, other_fd = _beside(target, name, {(p, f) for p, f, _ in holders})
@@ -73,11 +70,9 @@ def _locks(target: Target, kind: str, name: str) -> Iterator[tuple[int, int, lis
 
 def _open_at(target: Target, name: str) -> Iterator[tuple[int, int]]:
     for pid in target.pids():
-        for fd in sorted(int(x) for x in os.listdir(f"/proc/{pid}/fd")):
-            with contextlib.suppress(FileNotFoundError):
-                path = os.readlink(f"/proc/{pid}/fd/{fd}").removesuffix(" (deleted)")
-                if path.rpartition("/")[2] == name:
-                    yield pid, fd
+        for fd, path in open_targets(pid):
+            if path.removesuffix(" (deleted)").rpartition("/")[2] == name:
+                yield pid, fd
 
 
 def _beside(target: Target, name: str, holders: set[tuple[int, int]]) -> tuple[int, int]:
@@ -95,30 +90,12 @@ def _read(path: str) -> str:
 def _set(kind: str, pid: int, fd: int, lock_type: int, start: int, length: int) -> None:
     request = struct.pack(_FLOCK_LAYOUT, lock_type, os.SEEK_SET, start, length, 0)
     if kind == "POSIX":
-        _in_place(pid, _SYS_FCNTL, fd, _F_SETLK, request)
+        in_place(pid, _SYS_FCNTL, fd, _F_SETLK, request)
     elif kind == "FLOCK":
         operations = {fcntl.F_UNLCK: fcntl.LOCK_UN, fcntl.F_RDLCK: fcntl.LOCK_SH, fcntl.F_WRLCK: fcntl.LOCK_EX}
-        fcntl.flock(_shared_description(pid, fd), operations[lock_type] | fcntl.LOCK_NB)
+        fcntl.flock(shared_description(pid, fd), operations[lock_type] | fcntl.LOCK_NB)
     else:
-        fcntl.fcntl(_shared_description(pid, fd), _F_OFD_SETLK, request)
-
-
-def _in_place(pid: int, number: int, *arguments: int | bytes) -> None:
-    """A system call in a process's place."""
-    with traced(pid) as tracee:
-        numbers = [tracee.write_scratch(x) if isinstance(x, bytes) else x for x in arguments]
-        result = tracee.call(number, *numbers)
-    if result < 0:
-        raise OSError(-result, f"system call {number} in process {pid}: {os.strerror(-result)}")
-
-
-def _shared_description(pid: int, fd: int) -> int:
-    """A descriptor of this process for the very open file description of that one."""
-    pidfd = os.pidfd_open(pid)
-    try:
-        return int(enter.checked(enter.libc.syscall(_PIDFD_GETFD, pidfd, fd, 0), f"pidfd_getfd {pid} {fd}"))
-    finally:
-        os.close(pidfd)
+        fcntl.fcntl(shared_description(pid, fd), _F_OFD_SETLK, request)
 
 
 def add_lock(target: Target) -> None:
@@ -127,13 +104,12 @@ def add_lock(target: Target) -> None:
     The lock is the open file description's, so that it stays when this process ends.
     """
     for pid in target.pids():
-        for fd in sorted(int(x) for x in os.listdir(f"/proc/{pid}/fd")):
+        for fd, path in open_targets(pid):
             with contextlib.suppress(FileNotFoundError):
-                link = f"/proc/{pid}/fd/{fd}"
                 # While CRIU is at work its own files are open, too; they have no path inside.
-                inside = os.stat(f"/proc/{target.pid1}/root{os.readlink(link)}", follow_symlinks=False)
-                if stat.S_ISREG(inside.st_mode) and os.path.samestat(os.stat(link), inside):
-                    fcntl.flock(_shared_description(pid, fd), fcntl.LOCK_SH | fcntl.LOCK_NB)
+                inside = os.stat(f"/proc/{target.pid1}/root{path}", follow_symlinks=False)
+                if stat.S_ISREG(inside.st_mode) and os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), inside):
+                    fcntl.flock(shared_description(pid, fd), fcntl.LOCK_SH | fcntl.LOCK_NB)
                     return
     raise LookupError("no process of the desktop has a regular file of it open")
 

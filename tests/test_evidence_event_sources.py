@@ -1,0 +1,139 @@
+"""Timers of each kind and connections, as they are, changed, and gone."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from requires import requires
+
+from drums_core.evidence.event_sources import describe, read_event_sources
+from drums_core.model import Json
+from drums_core.testing.plant.descriptors import shared_description
+
+pytestmark = requires("root")
+libc = ctypes.CDLL(None)
+
+
+@pytest.fixture
+def netns() -> Iterator[int]:
+    """This process's network namespace."""
+    fd = os.open("/proc/self/ns/net", os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+def own(netns: int, kind: str) -> list[Json]:
+    """This process's entries of one kind, without kind and pid."""
+    return [x[2:] for x in read_event_sources([os.getpid()], netns) if x[0] == kind and x[1] == os.getpid()]
+
+
+def times(first_ns: int, interval_s: int) -> bytes:
+    """An itimerspec."""
+    return struct.pack("=4q", interval_s, 0, *divmod(first_ns, 10**9))
+
+
+def test_timerfds(netns: int) -> None:
+    """At rest, armed, armed for one time, fired and not yet read, and read."""
+    fd = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK)
+    try:
+        assert own(netns, "timerfd") == [[fd, "clock 1, interval (0, 0), at rest"]]
+        for first_ns, interval_s, words in (
+            (10**12, 1000, "interval (1000, 0), to fire"),
+            (10**12, 0, "interval (0, 0), to fire"),
+            (1, 0, "interval (0, 0), to fire"),
+            (0, 0, "interval (0, 0), at rest"),
+        ):
+            assert libc.timerfd_settime(fd, 0, times(first_ns, interval_s), None) == 0
+            time.sleep(0.01)
+            assert own(netns, "timerfd") == [[fd, f"clock 1, {words}"]]
+        libc.timerfd_settime(fd, 0, times(1, 0), None)
+        time.sleep(0.01)
+        assert struct.unpack("=Q", os.read(fd, 8)) == (1,)
+        assert own(netns, "timerfd") == [[fd, "clock 1, interval (0, 0), at rest"]]
+    finally:
+        os.close(fd)
+    assert own(netns, "timerfd") == []
+
+
+def test_posix_timers(netns: int) -> None:
+    """Each by its id, with what it sends."""
+    made = []
+    for number, clock in ((signal.SIGUSR1, time.CLOCK_MONOTONIC), (signal.SIGUSR2, time.CLOCK_REALTIME)):
+        timer = ctypes.c_void_p()
+        assert libc.timer_create(clock, struct.pack("=qii48x", 0, number, 0), ctypes.byref(timer)) == 0
+        made.append(timer)
+    try:
+        first, second = own(netns, "timer")
+        assert first[0] != second[0]
+        assert sorted([first[1], second[1]]) == [
+            "signal 10, notified by signal, clock 1",
+            "signal 12, notified by signal, clock 0",
+        ]
+    finally:
+        for timer in made:
+            libc.timer_delete(timer)
+    assert own(netns, "timer") == []
+
+
+def test_connections(netns: int) -> None:
+    """Both ends, what is shut, another process's end, and none once one end is nobody's."""
+    before = own(netns, "connection")
+
+    def new() -> list[Json]:
+        return [x for x in own(netns, "connection") if x not in before]
+
+    ours, theirs = socket.socketpair()
+    a, b, pid = ours.fileno(), theirs.fileno(), os.getpid()
+
+    def ends(first: str, second: str) -> list[Json]:
+        pairs = [[a, f"to descriptor {b} of pid {pid}, {first}"], [b, f"to descriptor {a} of pid {pid}, {second}"]]
+        return sorted(pairs, key=str)
+
+    with ours, theirs:
+        assert sorted(new(), key=str) == ends("open", "open")
+        with socket.socket(fileno=shared_description(pid, a)) as same:
+            same.shutdown(socket.SHUT_WR)
+        assert sorted(new(), key=str) == ends("write end shut", "read end shut")
+        ours.shutdown(socket.SHUT_RDWR)
+        assert sorted(new(), key=str) == ends("shut", "shut")
+    assert new() == []
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        child = subprocess.Popen(
+            [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[theirs.fileno()],
+        )
+        try:
+            assert child.stdout and child.stdout.readline()
+            fd = theirs.fileno()
+            theirs.close()
+            found = [x for x in read_event_sources([pid, child.pid], netns) if x[2] in (ours.fileno(), fd)]
+            assert ["connection", pid, ours.fileno(), f"to descriptor {fd} of pid {child.pid}, open"] in found
+            assert ["connection", child.pid, fd, f"to descriptor {ours.fileno()} of pid {pid}, open"] in found
+            assert ours.fileno() not in [x[0] for x in new()]  # the other end is none of the processes asked for
+        finally:
+            child.communicate()
+
+
+def test_a_process_that_is_gone(netns: int) -> None:
+    """It has nothing, and is no error."""
+    child = subprocess.Popen(["true"])
+    child.wait()
+    assert read_event_sources([child.pid], netns) == []
+
+
+def test_in_words() -> None:
+    """One entry."""
+    assert describe(["timerfd", 7, 3, "clock 1"]) == "timerfd 3 of pid 7 (clock 1)"
