@@ -51,6 +51,7 @@ from drums_core.leftovers import (
     clear_worker_cgroups,
     namespaces_of_strangers,
 )
+from drums_core.logs import ensure_logging
 from drums_core.model import (
     OWN_LABEL,
     DesktopEvent,
@@ -579,6 +580,7 @@ async def open_host(
 
     At the end of the block every desktop is closed and nothing is left: no process, mount, namespace, cgroup or file.
     """
+    ensure_logging()
     config = config or load_config()
     if os.geteuid() != 0:
         raise PrerequisiteError(f"desktops need root on the host, this is uid {os.geteuid()}", hint="run it with sudo")

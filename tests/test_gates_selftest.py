@@ -20,6 +20,7 @@ from requires import requires
 
 from drums.errors import ConfigError
 from drums_core import hookimpl, load_config
+from drums_core.abc import CheckContext
 from drums_core.commands.gates import gates
 from drums_core.model import Finding, Json, Phase, failed, passed
 from drums_core.plugins import Plugins, build_manager
@@ -101,18 +102,30 @@ def with_gate(name: str, gate: PlantedGate, *, faults: Sequence[Fault] = ()) -> 
     return plugins
 
 
+FAULT = Fault("custom", ("custom",), Point.PRE_RESUME, "planted", "make", Path(__file__).with_name("planted_fault.py"))
+ABSENT = attrs.evolve(FAULT, action="cannot")
+
+
+class Failing(SelftestChecker):
+    """A checker that never gives a score."""
+
+    async def check(self, context: CheckContext) -> float:
+        raise RuntimeError("planted")
+
+
+def unscored(_: SelftestChecker) -> Plugins:
+    """What is installed, with a checker that fails and a gate whose fault this host cannot make."""
+    return with_gate("custom", PlantedGate(lambda _: passed()), faults=[ABSENT])(Failing())
+
+
 async def run(plugins: Callable[[SelftestChecker], Plugins], *names: str, clean: int = 0) -> Findings:
     return await selftest(load_config(), gates=names, clean=clean, plugins=plugins)
-
-
-FAULT = Fault("custom", ("custom",), Point.PRE_RESUME, "planted", "rename_program", Path(__file__))
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, Findings]:
     """Self-tests side by side: with a blind gate, one that raises an alarm now and then, one that brings a fault."""
     found: dict[str, Findings] = {}
-    custom = attrs.evolve(FAULT, action="make", file=Path(__file__).with_name("planted_fault.py"))
 
     async def one(name: str, work: Callable[[], Any]) -> None:
         found[name] = await work()
@@ -120,15 +133,16 @@ def outcomes() -> dict[str, Findings]:
     async def main() -> None:
         blind = with_gate("init_identity", PlantedGate(lambda _: passed()))
         flaky = with_gate("flaky", PlantedGate(lambda n: passed() if n % 3 else failed("a bad day")))
-        seeing = with_gate("custom", PlantedGate(lambda _: failed("seen")), faults=[custom])
-        broken = with_gate("custom", PlantedGate(lambda _: passed()), faults=[attrs.evolve(custom, action="absent")])
-        absent = with_gate("custom", PlantedGate(lambda _: passed()), faults=[attrs.evolve(custom, action="cannot")])
+        seeing = with_gate("custom", PlantedGate(lambda _: failed("seen")), faults=[FAULT])
+        broken = with_gate("custom", PlantedGate(lambda _: passed()), faults=[attrs.evolve(FAULT, action="absent")])
+        absent = with_gate("custom", PlantedGate(lambda _: passed()), faults=[ABSENT])
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one, "blind", lambda: run(blind, "init_identity"))
             nursery.start_soon(one, "flaky", lambda: run(flaky, "guest_ready", clean=6))
             nursery.start_soon(one, "custom", lambda: run(seeing, "custom"))
             nursery.start_soon(one, "broken", lambda: run(broken, "custom"))
             nursery.start_soon(one, "absent", lambda: run(absent, "custom"))
+            nursery.start_soon(one, "unscored", lambda: run(unscored, "custom", clean=3))
 
     trio.run(main)
     return found
@@ -154,6 +168,16 @@ def test_a_gate_that_flaps_is_found_out(outcomes: dict[str, Findings]) -> None:
     assert any("flaky: a bad day" in x.get("gates", []) for x in alarms)
     assert any("flaky: a bad day" in x.get("reasons", []) for x in alarms)
     assert found.false_alarms == len(alarms) >= 3
+
+
+@requires("root", "criu")
+def test_a_clean_desktop_that_is_not_scored_is_an_alarm(outcomes: dict[str, Findings]) -> None:
+    """Its episode is valid all the same."""
+    found = outcomes["unscored"]
+    alarms = found.document()["alarms"]
+    assert found.document()["clean_verified"] == len(alarms) > 0
+    for alarm in alarms:
+        assert alarm["verdict"] == "valid" and alarm["reasons"] == ["it was not scored: RuntimeError: planted"]
 
 
 @requires("root", "criu")

@@ -10,11 +10,12 @@ import click
 import trio
 
 from drums.errors import ImageNotFound, PrerequisiteError
-from drums_core.commands.output import configure_logging, print_json, print_table, progress_bar
+from drums_core.commands.output import print_json, print_table, progress_bar
 from drums_core.config import load_config
 from drums_core.host import open_host
 from drums_core.image.recipe import known_recipes
 from drums_core.image.store import Image, ImageStore
+from drums_core.logs import configure_logging
 
 
 def _store() -> ImageStore:

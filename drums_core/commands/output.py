@@ -1,16 +1,14 @@
-"""What commands share: JSON on request, tables and progress bars on a terminal, plain lines elsewhere; quiet logs."""
+"""What commands share: JSON on request, tables and progress bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import click
-import structlog
 
 
 def print_json(document: Any) -> None:
@@ -52,17 +50,3 @@ def progress_bar(title: str) -> Iterator[Callable[[str, float], None]]:
             click.echo(f"{title}: {part:4.0%} {text[:100]}", err=True)
 
     yield line
-
-
-def configure_logging(level: int = logging.WARNING) -> None:
-    """Send structlog's lines of this level and above to standard error."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            # Plain: the default one prints local variables, secrets among them.
-            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
-    )

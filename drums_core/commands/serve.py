@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import sys
 from pathlib import Path
 
 import click
-import structlog
 import trio
 
 from drums.errors import ConfigError
 from drums_core.config import load_config
 from drums_core.daemon.serving import serve as serve_host
+from drums_core.logs import configure_logging
 
 PORT = 7070
 
@@ -26,23 +25,6 @@ def _listen(host: str | None, port: int | None, unix: Path | None) -> str | None
         return None
     host = host or "127.0.0.1"
     return f"[{host}]:{PORT if port is None else port}" if ":" in host else f"{host}:{PORT if port is None else port}"
-
-
-def _configure_logging(level: int) -> None:
-    """Lines on standard error. Tracebacks are plain: structlog's own would show locals, secrets among them, and take
-    seconds each, while nobody is served."""
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-            ),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
-    )
 
 
 @click.command()
@@ -77,7 +59,7 @@ def serve(
     sudo drums serve --osworld /path/to/OSWorld --max-slots 8
     sudo drums serve --unix /run/drums.sock
     """
-    _configure_logging(logging.DEBUG if verbose else logging.INFO)
+    configure_logging(logging.DEBUG if verbose else logging.INFO)
     config = load_config(
         config_file,
         listen=_listen(host, port, unix),

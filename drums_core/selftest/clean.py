@@ -1,4 +1,7 @@
-"""Clean restores: creates, resets and forks of an untouched and of a staged desktop. Every one has to be valid."""
+"""Clean restores: creates, resets and forks of an untouched and of a staged desktop.
+
+Every one has to be valid, and those that are verified have to be scored.
+"""
 
 from __future__ import annotations
 
@@ -122,20 +125,21 @@ async def _child(
 async def _judge(slot: Slot, clean: Clean, told: Callable[[], None], *, verify: bool, origin: str = "") -> None:
     origin = origin or slot.episode.origin
     clean.tried[origin] = clean.tried.get(origin, 0) + 1
-    if verify:
-        await slot.verify(strict=False)
-        clean.verified += 1
+    reward = await slot.verify(strict=False) if verify else None
+    clean.verified += verify
     await slot.episode.wait_judged()
     slot.gates()  # what the kernel has said so far counts
     if slot.episode.validity.verdict is not Verdict.VALID:
         _alarm(clean, slot, origin)
+    elif reward is not None and (reward.score is None or not reward.valid):
+        _alarm(clean, slot, origin, f"it was not scored: {reward.checker_error or reward.checker_skipped}")
     told()
 
 
-def _alarm(clean: Clean, slot: Slot, origin: str) -> None:
+def _alarm(clean: Clean, slot: Slot, origin: str, *reasons: str) -> None:
     validity = slot.episode.validity
     clean.alarms.append(
-        {"origin": origin, "verdict": validity.verdict.value, "reasons": list(validity.invalid_reasons)}
+        {"origin": origin, "verdict": validity.verdict.value, "reasons": [*validity.invalid_reasons, *reasons]}
     )
 
 

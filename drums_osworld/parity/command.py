@@ -9,9 +9,10 @@ import trio
 
 from drums.errors import SetupFailed
 from drums_core import open_host
-from drums_core.commands.output import configure_logging, print_json, print_table, progress_bar
+from drums_core.commands.output import print_json, print_table, progress_bar
 from drums_core.config import HostConfig, load_config
 from drums_core.host import Host
+from drums_core.logs import configure_logging
 from drums_core.model import Task
 from drums_osworld.catalogue import OSWorldCatalogue
 from drums_osworld.files import urls_of
