@@ -294,9 +294,7 @@ class Desktop:
         await self._interpose("ready")
 
     def _read_event_sources(self) -> None:
-        assert self.guest is not None
-        found = read_event_sources([p.host_pid for p in self.restored], self.guest.netns_fd)
-        self.event_sources = tuple(found)
+        self.event_sources = tuple(read_event_sources([p.host_pid for p in self.restored], self.pid1))
 
     async def _put_locks_back(self, images: Path) -> None:
         """CRIU loses POSIX locks on files that their process has mapped; see docs/adr/0002-put-back-posix-locks.md."""

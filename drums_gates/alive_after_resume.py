@@ -5,7 +5,6 @@ A process that waits for what will never come lives, but does not run: what each
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from typing import final
 
@@ -16,17 +15,12 @@ from drums_core.evidence import event_sources, multisets
 from drums_core.evidence.processes import is_running, processes_in_pidns, read_processes
 from drums_core.hookspecs import RegisterGate, hookimpl
 from drums_core.model import Finding, Json, Phase, ProcessIdentity, failed, passed
-from drums_core.sys.inside import open_namespace
 from drums_gates._report import bounded, no_evidence, some
 
 
 def _record(view: DesktopView) -> Json:
     processes = read_processes(processes_in_pidns(view.namespaces["pid"]))
-    netns_fd = open_namespace(view.pid1, "net")
-    try:
-        sources = event_sources.read_event_sources([x.host_pid for x in processes], netns_fd)
-    finally:
-        os.close(netns_fd)
+    sources = event_sources.read_event_sources([x.host_pid for x in processes], view.pid1)
     return {"processes": [[x.inner_pid, x.command, list(x.argv)] for x in processes], "event_sources": sources}
 
 

@@ -57,6 +57,7 @@ STAND_ALONE: Mapping[str, frozenset[str]] = {
     "drums_verifiers/desktop_view.py": frozenset(),
     "drums_core/plugin_trial.py": frozenset(),
     "drums_core/testing/conformance_desktop.py": frozenset(),
+    "drums_core/selftest/stage_program.py": frozenset({"Xlib"}),  # it runs in a desktop
     "drums_verifiers/verifier_job.py": frozenset({"drums_verifiers"}),  # the view, which is one of these
     "drums_osworld/worker_job.py": frozenset({"desktop_env"}),  # what it is there to run
     "drums_osworld/parity/reference.py": frozenset({"desktop_env", "drums_osworld"}),  # the same

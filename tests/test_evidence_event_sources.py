@@ -10,9 +10,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
-import pytest
 from requires import requires
 
 from drums_core.evidence.event_sources import describe, read_event_sources
@@ -23,17 +21,9 @@ pytestmark = requires("root")
 libc = ctypes.CDLL(None)
 
 
-@pytest.fixture
-def netns() -> Iterator[int]:
-    """This process's network namespace."""
-    fd = os.open("/proc/self/ns/net", os.O_RDONLY)
-    yield fd
-    os.close(fd)
-
-
-def own(netns: int, kind: str) -> list[Json]:
+def own(kind: str) -> list[Json]:
     """This process's entries of one kind, without kind and pid."""
-    return [x[2:] for x in read_event_sources([os.getpid()], netns) if x[0] == kind and x[1] == os.getpid()]
+    return [x[2:] for x in read_event_sources([os.getpid()], os.getpid()) if x[0] == kind and x[1] == os.getpid()]
 
 
 def times(first_ns: int, interval_s: int) -> bytes:
@@ -41,11 +31,11 @@ def times(first_ns: int, interval_s: int) -> bytes:
     return struct.pack("=4q", interval_s, 0, *divmod(first_ns, 10**9))
 
 
-def test_timerfds(netns: int) -> None:
+def test_timerfds() -> None:
     """At rest, armed, armed for one time, fired and not yet read, and read."""
     fd = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK)
     try:
-        assert own(netns, "timerfd") == [[fd, "clock 1, interval (0, 0), at rest"]]
+        assert own("timerfd") == [[fd, "clock 1, interval (0, 0), at rest"]]
         for first_ns, interval_s, words in (
             (10**12, 1000, "interval (1000, 0), to fire"),
             (10**12, 0, "interval (0, 0), to fire"),
@@ -54,17 +44,17 @@ def test_timerfds(netns: int) -> None:
         ):
             assert libc.timerfd_settime(fd, 0, times(first_ns, interval_s), None) == 0
             time.sleep(0.01)
-            assert own(netns, "timerfd") == [[fd, f"clock 1, {words}"]]
+            assert own("timerfd") == [[fd, f"clock 1, {words}"]]
         libc.timerfd_settime(fd, 0, times(1, 0), None)
         time.sleep(0.01)
         assert struct.unpack("=Q", os.read(fd, 8)) == (1,)
-        assert own(netns, "timerfd") == [[fd, "clock 1, interval (0, 0), at rest"]]
+        assert own("timerfd") == [[fd, "clock 1, interval (0, 0), at rest"]]
     finally:
         os.close(fd)
-    assert own(netns, "timerfd") == []
+    assert own("timerfd") == []
 
 
-def test_posix_timers(netns: int) -> None:
+def test_posix_timers() -> None:
     """Each by its id, with what it sends."""
     made = []
     for number, clock in ((signal.SIGUSR1, time.CLOCK_MONOTONIC), (signal.SIGUSR2, time.CLOCK_REALTIME)):
@@ -72,7 +62,7 @@ def test_posix_timers(netns: int) -> None:
         assert libc.timer_create(clock, struct.pack("=qii48x", 0, number, 0), ctypes.byref(timer)) == 0
         made.append(timer)
     try:
-        first, second = own(netns, "timer")
+        first, second = own("timer")
         assert first[0] != second[0]
         assert sorted([first[1], second[1]]) == [
             "signal 10, notified by signal, clock 1",
@@ -81,15 +71,15 @@ def test_posix_timers(netns: int) -> None:
     finally:
         for timer in made:
             libc.timer_delete(timer)
-    assert own(netns, "timer") == []
+    assert own("timer") == []
 
 
-def test_connections(netns: int) -> None:
+def test_connections() -> None:
     """Both ends, what is shut, another process's end, and none once one end is nobody's."""
-    before = own(netns, "connection")
+    before = own("connection")
 
     def new() -> list[Json]:
-        return [x for x in own(netns, "connection") if x not in before]
+        return [x for x in own("connection") if x not in before]
 
     ours, theirs = socket.socketpair()
     a, b, pid = ours.fileno(), theirs.fileno(), os.getpid()
@@ -119,7 +109,7 @@ def test_connections(netns: int) -> None:
             assert child.stdout and child.stdout.readline()
             fd = theirs.fileno()
             theirs.close()
-            found = [x for x in read_event_sources([pid, child.pid], netns) if x[2] in (ours.fileno(), fd)]
+            found = [x for x in read_event_sources([pid, child.pid], pid) if x[2] in (ours.fileno(), fd)]
             assert ["connection", pid, ours.fileno(), f"to descriptor {fd} of pid {child.pid}, open"] in found
             assert ["connection", child.pid, fd, f"to descriptor {ours.fileno()} of pid {pid}, open"] in found
             assert ours.fileno() not in [x[0] for x in new()]  # the other end is none of the processes asked for
@@ -127,11 +117,11 @@ def test_connections(netns: int) -> None:
             child.communicate()
 
 
-def test_a_process_that_is_gone(netns: int) -> None:
+def test_a_process_that_is_gone() -> None:
     """It has nothing, and is no error."""
     child = subprocess.Popen(["true"])
     child.wait()
-    assert read_event_sources([child.pid], netns) == []
+    assert read_event_sources([child.pid], os.getpid()) == []
 
 
 def test_in_words() -> None:

@@ -22,7 +22,7 @@ import attrs
 
 from drums_core.evidence.processes import read_nspid
 from drums_core.model import Json
-from drums_core.sys.inside import in_namespace
+from drums_core.sys.inside import in_namespace, open_namespace
 
 _GONE = (FileNotFoundError, ProcessLookupError)
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
@@ -40,12 +40,12 @@ class _Socket:
     shut: int
 
 
-def read_event_sources(pids: Iterable[int], netns_fd: int) -> list[list[Json]]:
+def read_event_sources(pids: Iterable[int], pid1: int) -> list[list[Json]]:
     """The timers and connections of these processes, to be compared as multisets. Blocks.
 
     Args:
         pids: host pids of a desktop's processes, which are held or frozen.
-        netns_fd: a descriptor of the desktop's network namespace.
+        pid1: host pid of its init, whose network namespace the sockets are in.
 
     Returns:
         Lists of kind, pid inside, descriptor (a POSIX timer's id), and what there is to compare, in words: `timerfd`
@@ -71,7 +71,11 @@ def read_event_sources(pids: Iterable[int], netns_fd: int) -> list[list[Json]]:
         except _GONE:
             continue
     if holders:
-        found += _connections(holders, in_namespace(netns_fd, "net", _unix_sockets))
+        netns_fd = open_namespace(pid1, "net")
+        try:
+            found += _connections(holders, in_namespace(netns_fd, "net", _unix_sockets))
+        finally:
+            os.close(netns_fd)
     return sorted(found, key=str)
 
 
