@@ -1,10 +1,10 @@
-"""What the gates before `ready` cost, in milliseconds: each alone, as it runs beside the others, and all together.
+"""What the gates before `ready` cost, in milliseconds: each alone, as an episode's report has it, and all together.
 
     sudo .venv/bin/python benchmarks/gate_cost.py [--rounds 10] [--megabytes 50] [--json]
 
-On a fork of the image's desktop with a home of that size. `alone` is a gate with nothing beside it, `beside` is
-`duration_ms` of an episode's report, where all gates of a phase share the interpreter; `together` is the time that the
-held desktop waits for a phase's gates. The baseline in the same run is reading the home's files once, hash left out.
+On a fork of the image's desktop with a home of that size. `alone` is a gate called once more afterwards,
+`reported` is `duration_ms` of the episode's report; `together` is the time that the held desktop waits for a phase's
+gates. The baseline in the same run is reading the home's files once, hash left out.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ async def measure(rounds: int, megabytes: int) -> Samples:
         assert desktop is not None
         for line in child.gates()["gates"]["gates"]:
             if line["status"] != "pending" and line["phase"] in PHASES:
-                add(f"{line['gate']} beside", line["duration_ms"])
+                add(f"{line['gate']} reported", line["duration_ms"])
         began = time.perf_counter()
         await trio.to_thread.run_sync(read_all, desktop.root / HOME)
         add("reading the home (baseline)", (time.perf_counter() - began) * 1e3)
