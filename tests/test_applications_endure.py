@@ -1,6 +1,6 @@
 """Desktops of the image `osworld` that live long, lose the kernel's caches, or are many at once.
 
-`DRUMS_LIFE_MINUTES` says how long the first one lives before it is forked; 2 without it.
+`DRUMS_LIFE_MINUTES` says how long the first ones live before they are forked; 2 without it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trio
 from apps import APPS, OSWORLD
-from desktops import Outcome, Played, judged, make_task, outcome, play, run
+from desktops import Outcome, Played, Scenario, judged, make_task, outcome, play, run
 from requires import osworld_files, requires
 
 from drums_core.host import Host
@@ -23,7 +23,12 @@ pytestmark = [requires("root", "criu"), pytest.mark.applications]
 
 LIFE_S = 60 * float(os.environ.get("DRUMS_LIFE_MINUTES", "2"))
 MANY = 8
-LIVING = ("terminal", "gedit", "calc", "chromium", "thunderbird")
+# Each group in a desktop of its own, opened in this order: where a window opens depends on those before it.
+LIVING = (
+    ("terminal", "gedit", "calc", "chromium", "thunderbird"),
+    ("nautilus", "writer", "vlc", "gimp", "eog"),
+    ("gnome-control-center", "impress", "evince", "file-roller"),
+)
 
 
 async def fork_and_look(slot: Slot, names: tuple[str, ...]) -> Mapping[str, Any]:
@@ -35,14 +40,18 @@ async def fork_and_look(slot: Slot, names: tuple[str, ...]) -> Mapping[str, Any]
         return {"child": verdict, "reactions": reactions, "parent": await judged(slot)}
 
 
-async def lives_long(host: Host) -> Any:
-    """Five applications, one after the other, in one desktop; then nothing happens for a long time."""
-    steps = [step for name in LIVING for step in APPS[name].steps()]
-    async with await host.create(make_task(*steps), image="osworld", ttl_s=LIFE_S + 900) as slot:
-        for name in LIVING:
-            await APPS[name].wait_open(slot)
-        await trio.sleep(LIFE_S)
-        return await fork_and_look(slot, LIVING)
+def lives_long(names: tuple[str, ...]) -> Scenario:
+    """Applications, one after the other, in one desktop; then nothing happens for a long time."""
+
+    async def scenario(host: Host) -> Any:
+        steps = [step for name in names for step in APPS[name].steps()]
+        async with await host.create(make_task(*steps), image="osworld", ttl_s=LIFE_S + 900) as slot:
+            for name in names:
+                await APPS[name].wait_open(slot)
+            await trio.sleep(LIFE_S)
+            return await fork_and_look(slot, names)
+
+    return scenario
 
 
 def drop_handles(slot: Slot) -> int:
@@ -94,8 +103,9 @@ async def many(host: Host) -> Any:
 @pytest.fixture(scope="module")
 def played() -> Played:
     files = osworld_files(OSWORLD)
-    scenarios = {x.__name__: x for x in (lives_long, loses_caches, many)}
-    return play(scenarios, at_once=2, file_mirror=files)
+    scenarios = {" ".join(names): lives_long(names) for names in LIVING}
+    scenarios |= {x.__name__: x for x in (loses_caches, many)}
+    return play(scenarios, at_once=len(LIVING) + 1, file_mirror=files)
 
 
 def check(found: Mapping[str, Any]) -> None:
@@ -104,10 +114,15 @@ def check(found: Mapping[str, Any]) -> None:
     assert all(before != after for before, after in found["reactions"].values())
 
 
-def test_a_desktop_that_has_lived_long_is_forked(played: Played) -> None:
-    found = played["lives_long"]
+def test_every_application_lives_long() -> None:
+    assert sorted(name for names in LIVING for name in names) == sorted(APPS)
+
+
+@pytest.mark.parametrize("names", LIVING, ids=" ".join)
+def test_a_desktop_that_has_lived_long_is_forked(played: Played, names: tuple[str, ...]) -> None:
+    found = played[" ".join(names)]
     check(found)
-    assert set(found["reactions"]) == set(LIVING)
+    assert set(found["reactions"]) == set(names)
 
 
 def test_a_desktop_whose_watches_lost_their_handles_is_forked(played: Played) -> None:
