@@ -71,7 +71,7 @@ FOR_PLUGINS_TESTS = "drums_verifiers.trial"
 """What a plugin may import besides the core: how a host calls a verifier, for the plugin's own tests."""
 
 GUEST = ("drums_core/guest/", "drums_core/image/recipes/")
-GUEST_MAY = frozenset({"guest", "PIL", "Xlib", "gi", "pyautogui", "mouseinfo"})
+GUEST_MAY = frozenset({"guest", "PIL", "Xlib", "gi", "isal", "pyautogui", "mouseinfo"})
 """The guest server, and what runs as an image is built, use the image's interpreter, which has these (mouseinfo is
 pyautogui's); `guest` is the server's own name there."""
 

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -474,6 +475,33 @@ def test_screenshot_is_the_screen_with_the_pointer(desktop: Desktop) -> None:
     assert pictures[0] != pictures[1]
 
 
+def test_screenshot_is_every_pixel(desktop: Desktop) -> None:
+    """Of the half that the pointer is not in, beside what Pillow gets of the display by another request."""
+    code = "import pyautogui; pyautogui.FAILSAFE=False; pyautogui.moveTo(100, 100)"
+    desktop.ask("POST", "/run_python", {"code": code})
+    desktop.execute("xsetroot -mod 3 5 -fg '#123456' -bg '#fedcba'")
+    grab = "from PIL import ImageGrab; import hashlib\n"
+    grab += "half = ImageGrab.grab(xdisplay=':0').convert('RGB').crop((960, 0, 1920, 1080))\n"
+    grab += "print(hashlib.sha256(half.tobytes()).hexdigest(), len(half.getcolors(1 << 24)))"
+    digest, colours = desktop.execute(["python3", "-c", grab])["output"].split()
+    status, body = desktop.ask("GET", "/screenshot")
+    assert status == 200 and int(colours) > 1
+    at, packed = 8, b""
+    while at < len(body):
+        (size,) = struct.unpack_from(">I", body, at)
+        kind, data = body[at + 4 : at + 8], body[at + 8 : at + 8 + size]
+        assert struct.unpack_from(">I", body, at + 8 + size) == (zlib.crc32(kind + data),)
+        packed += data if kind == b"IDAT" else b""
+        at += 12 + size
+    rows = zlib.decompress(packed)
+    line = 1 + 3 * 1920
+    assert len(rows) == 1080 * line and not any(rows[::line])
+    half = b"".join(rows[y * line + 1 + 3 * 960 : (y + 1) * line] for y in range(1080))
+    assert hashlib.sha256(half).hexdigest() == digest
+    # No shared memory stays behind.
+    assert desktop.execute("tail -n +2 /proc/sysvipc/shm | awk '$5 == 900 || $8 == 900' | wc -l")["output"] == "0\n"
+
+
 def test_window_size(desktop: Desktop) -> None:
     desktop.ask("POST", "/setup/launch", {"command": ["xterm", "-geometry", "80x24"]})
     form = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -790,6 +818,54 @@ def test_a_false_display_is_survived(desktop: Desktop) -> None:
     desktop.execute("pkill -9 -f X11-unix")
     for thread in threads:
         thread.join()
+
+
+LYING_DISPLAY = """
+import os, socket, struct, sys
+lie = sys.argv[1]
+os.path.exists("/tmp/.X11-unix/X0") and os.unlink("/tmp/.X11-unix/X0")
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("/tmp/.X11-unix/X0")
+os.chmod("/tmp/.X11-unix/X0", 0o777)
+listener.listen(5)
+open("/tmp/lies-" + lie, "w").close()
+while True:
+    client, _ = listener.accept()
+    client.recv(12)
+    client.sendall(struct.pack("<BxHHH", 1, 11, 0, 10) + bytes(40))
+    while data := client.recv(65536):
+        width, height = (65535, 65535) if lie == "size" else (640, 480)
+        # A shared-memory request is the one of the number that the extension was given here.
+        if data[0] == 14:
+            client.sendall(struct.pack("<BxHI8xHH12x", 1, 1, 0, width, height))
+        elif data[0] == 98:
+            client.sendall(struct.pack("<BxHIBB22x", 1, 2, 0, lie != "extension", 130))
+        elif lie == "error":
+            client.sendall(struct.pack("<BBH28x", 0, 10, 3))
+        else:
+            client.sendall(struct.pack("<BBHI4xI16x", 1, 8 if lie == "depth" else 24, 3, 0, 7))
+"""
+
+
+@pytest.mark.parametrize(
+    ("lie", "told"),
+    [
+        ("size", "65535 by 65535 pixels"),
+        ("extension", "no shared memory"),
+        ("error", "refuses request 130: error 10"),
+        ("depth", "depth 8"),
+        ("bytes", "sent 7 bytes"),
+    ],
+)
+def test_a_lying_display_is_told(desktop: Desktop, lie: str, told: str) -> None:
+    """As the one before: its own words are an error of the request, whatever they are."""
+    command = ["python3", "-c", LYING_DISPLAY, lie]
+    assert desktop.ask("POST", "/setup/launch", {"command": command})[0] == 200
+    desktop.execute(f"for i in $(seq 100); do [ -e /tmp/lies-{lie} ] && break; sleep 0.05; done")
+    status, body = desktop.ask("GET", "/screenshot")
+    assert status == 500 and told in body.decode()
+    desktop.execute("pkill -9 -f lies-")
+    assert desktop.ask("GET", "/health")[0] == 200
 
 
 # --- parts that need no desktop ---

@@ -162,12 +162,6 @@ def test_digest_tells_owners(tree: Path) -> None:
 # --- builds that end early ---
 
 
-def test_mounts_below_a_folder(tmp_path: Path) -> None:
-    info = f"1 0 0:1 / {tmp_path}/root/proc rw - proc proc rw\n2 0 0:1 / {tmp_path}/rootless rw - tmpfs t rw\n"
-    info += f"3 0 0:1 / {tmp_path}/root/with\\040blank rw - tmpfs t rw\n"
-    assert rootfs.mounts_below(tmp_path / "root", info) == [f"{tmp_path}/root/proc", f"{tmp_path}/root/with blank"]
-
-
 def test_nothing_is_removed_through_a_mount(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rootfs, "mounts_below", lambda directory: [f"{directory}/a"])
     with pytest.raises(ImageBuildError, match="mounted"):

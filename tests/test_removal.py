@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from requires import requires
 
 from drums_core.sys import removal
+from drums_core.sys.enter import mount
 
 
 def make(tmp_path: Path) -> Path:
@@ -59,3 +61,17 @@ def test_an_entry_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "unlink", unlink)
     removal.remove_tree(top)
     assert not top.exists()
+
+
+@requires("root")
+def test_mounts_below_a_folder(tmp_path: Path) -> None:
+    """Itself and those below, names with blanks too; none of a folder whose name only begins alike."""
+    places = [tmp_path / "root", tmp_path / "root/with blank", tmp_path / "rootless"]
+    try:
+        for place in places:
+            place.mkdir()
+            mount("drums-test", str(place), "tmpfs", [])
+        assert removal.mounts_below(places[0]) == [str(x) for x in places[:2]]
+    finally:
+        removal.unmount_below(tmp_path)
+    assert removal.mounts_below(tmp_path) == []

@@ -3,19 +3,24 @@
 The display belongs to the user, so the agent may replace it with a program of its own that sends what it likes and as
 slowly as it likes. Hence nothing here trusts a length, everything has a deadline, and no C library parses a reply. Each
 question uses a connection of its own: none is open while a desktop is frozen.
+
+Sources: the X protocol's encoding (x11protocol), "MIT-SHM - The MIT Shared Memory Extension", "The XFIXES Extension".
 """
 
-import io
 import socket
 import struct
 import time
 
+from guest import png, shared_memory
 from PIL import Image
 
 _TIMEOUT_S = 10.0
 _MAX_REPLY = 128 << 20
-_GET_IMAGE, _QUERY_POINTER, _QUERY_EXTENSION, _GET_GEOMETRY = 73, 38, 98, 14
+_QUERY_POINTER, _QUERY_EXTENSION, _GET_GEOMETRY = 38, 98, 14
 _FIXES_QUERY_VERSION, _FIXES_GET_CURSOR_IMAGE = 0, 4
+_SHM_ATTACH, _SHM_GET_IMAGE = 1, 4
+_Z_PIXMAP, _ALL_PLANES = 2, 0xFFFFFFFF
+_MAX_SIDE = 16384
 
 
 class DisplayError(Exception):
@@ -58,11 +63,20 @@ class Display:
     def picture(self):
         """The root window with the pointer, as an RGB image."""
         width, height = self.size()
-        request = struct.pack("<BBHIhhHHI", _GET_IMAGE, 2, 5, self._root, 0, 0, width, height, 0xFFFFFFFF)
-        reply, pixels = self._ask(request)
-        if reply[1] not in (24, 32) or len(pixels) != width * height * 4:
-            raise DisplayError(f"the display has depth {reply[1]} and sent {len(pixels)} bytes, not depth 24 of 4 each")
-        image = Image.frombytes("RGB", (width, height), bytes(pixels), "raw", "BGRX")
+        if not 0 < width <= _MAX_SIDE or not 0 < height <= _MAX_SIDE:
+            raise DisplayError(f"the display says that it has {width} by {height} pixels")
+        major = self._extension(b"MIT-SHM")
+        if major is None:
+            raise DisplayError("the display has no shared memory (MIT-SHM)")
+        with shared_memory.segment(width * height * 4) as (number, pixels):
+            # The connection's first resource; the display forgets it as the connection ends.
+            self._socket.sendall(struct.pack("<BBHIIBxxx", major, _SHM_ATTACH, 4, self._resources, number, 0))
+            request = struct.pack("<BBHIhhHHI", major, _SHM_GET_IMAGE, 8, self._root, 0, 0, width, height, _ALL_PLANES)
+            reply, _ = self._ask(request + struct.pack("<BxxxII", _Z_PIXMAP, self._resources, 0))
+            size = struct.unpack_from("<I", reply, 12)[0]
+            if reply[1] not in (24, 32) or size != width * height * 4:
+                raise DisplayError(f"the display has depth {reply[1]} and sent {size} bytes, not depth 24 of 4 each")
+            image = Image.frombuffer("RGB", (width, height), pixels, "raw", "BGRX", 0, 1)
         cursor = self._cursor()
         if cursor is not None:
             shape, place = cursor
@@ -71,12 +85,9 @@ class Display:
 
     def _cursor(self):
         """The pointer's image and the place of its top left corner; None when the display cannot tell."""
-        name = b"XFIXES"
-        padded = name.ljust(8, b"\0")
-        reply, _ = self._ask(struct.pack("<BxHHxx", _QUERY_EXTENSION, 4, len(name)) + padded)
-        if not reply[8]:
+        major = self._extension(b"XFIXES")
+        if major is None:
             return None
-        major = reply[9]
         self._ask(struct.pack("<BBHII", major, _FIXES_QUERY_VERSION, 3, 4, 0))
         reply, pixels = self._ask(struct.pack("<BBH", major, _FIXES_GET_CURSOR_IMAGE, 1))
         x, y, width, height, hot_x, hot_y = struct.unpack_from("<hhHHHH", reply, 8)
@@ -88,6 +99,12 @@ class Display:
 
     # --- the protocol ---
 
+    def _extension(self, name):
+        """The number of an extension's requests; None when the display does not have it."""
+        padded = name.ljust(8, b"\0")
+        reply, _ = self._ask(struct.pack("<BxHHxx", _QUERY_EXTENSION, 4, len(name)) + padded)
+        return reply[9] if reply[8] else None
+
     def _greet(self):
         self._socket.sendall(struct.pack("<BxHHHHxx", ord("l"), 11, 0, 0, 0))
         status, _, words = struct.unpack("<BBxxxxH", self._read(8))
@@ -95,6 +112,7 @@ class Display:
         if status != 1:
             raise DisplayError(f"the display refuses: {bytes(body)[:200]!r}")
         try:
+            self._resources = struct.unpack_from("<I", body, 4)[0]
             vendor, formats = struct.unpack_from("<H", body, 16)[0], body[21]
             self._root = struct.unpack_from("<I", body, 32 + (vendor + 3) // 4 * 4 + formats * 8)[0]
         except (struct.error, IndexError) as error:
@@ -134,7 +152,4 @@ class Display:
 def screenshot_png():
     """The screen as PNG bytes."""
     with Display() as display:
-        image = display.picture()
-    output = io.BytesIO()
-    image.save(output, "PNG", compress_level=1)
-    return output.getvalue()
+        return png.encode(display.picture())

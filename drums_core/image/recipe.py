@@ -23,6 +23,7 @@ class Recipe:
         suite: Debian's code name.
         packages: Debian packages, without their recommendations.
         pip_packages: pure Python distributions, pinned, installed without dependencies.
+        pip_wheels: the like, of which a wheel for the image's own Python and machine is installed.
         build_commands: command lines for a shell, run as root in the image once its files are there, without a network.
             `/opt/drums/build` is for them alone: it is removed afterwards.
         applications: executables that tasks may rely on.
@@ -34,6 +35,7 @@ class Recipe:
     suite: str
     packages: tuple[str, ...]
     pip_packages: tuple[str, ...] = ()
+    pip_wheels: tuple[str, ...] = ()
     build_commands: tuple[str, ...] = ()
     applications: tuple[str, ...] = ()
     guest_args: tuple[str, ...] = ()

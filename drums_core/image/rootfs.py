@@ -24,6 +24,7 @@ from pathlib import Path
 
 from drums.errors import ImageBuildError
 from drums_core.image.recipe import Recipe
+from drums_core.sys.removal import mounts_below
 
 Progress = Callable[[str, float], None]
 
@@ -202,12 +203,16 @@ class _PackageMeter:
 
 
 def _install_python(recipe: Recipe, root: Path, progress: Progress) -> None:
-    if not recipe.pip_packages:
-        return
     target = root / _DIST_PACKAGES
-    command = [*_pip(), "install", "--no-deps", "--no-compile", "--disable-pip-version-check", "--no-input"]
-    command += ["--root-user-action=ignore", "--target", str(target), *recipe.pip_packages]
-    _run(command, lambda _: None, lambda: progress("installing Python packages", 0.88))
+    version = os.readlink(root / "usr/bin/python3").removeprefix("python")
+    # Of the image's interpreter, which is not the one that pip runs with (PEP 425).
+    machine = ["--only-binary=:all:", "--implementation=cp", f"--python-version={version}"]
+    machine += [f"--abi=cp{version.replace('.', '')}", f"--platform=manylinux2014_{os.uname().machine}"]
+    for packages, which in ((recipe.pip_packages, []), (recipe.pip_wheels, machine)):
+        if packages:
+            command = [*_pip(), "install", "--no-deps", "--no-compile", "--disable-pip-version-check", "--no-input"]
+            command += ["--root-user-action=ignore", *which, "--target", str(target), *packages]
+            _run(command, lambda _: None, lambda: progress("installing Python packages", 0.88))
     # Console scripts would name the host's interpreter; and what pip notes of its own run is no part of an image.
     shutil.rmtree(target / "bin", ignore_errors=True)
     for note in target.glob("*.dist-info/direct_url.json"):
@@ -308,7 +313,7 @@ def _compile(recipe: Recipe, root: Path, progress: Progress) -> None:
     folders = [f"/{name}" for name in (GUEST_DIR, _DIST_PACKAGES) if (root / name).is_dir()]
     _run([*compiler, *folders], lambda _: None, lambda: progress("compiling", 0.96))
     # pyautogui asks for a display as it is imported, which there is not; finding the modules is what can be tried.
-    names = [package.partition("==")[0] for package in recipe.pip_packages]
+    names = [package.partition("==")[0] for package in (*recipe.pip_packages, *recipe.pip_wheels)]
     names += ["PIL.Image"] if not names else ["PIL.ImageGrab", "Xlib.display", "tkinter"]
     check = f"import importlib.util as u, sys; sys.exit([n for n in {names!r} if u.find_spec(n) is None] or 0)"
     _run([*inside, "-c", check], lambda _: None, lambda: progress("checking", 0.97))
@@ -471,20 +476,6 @@ def remove_rootfs(directory: Path) -> None:
     )
     if removed.returncode != 0:
         raise ImageBuildError(f"{str(directory)!r} could not be removed: {removed.stderr.strip()}")
-
-
-def mounts_below(directory: Path, mountinfo: str | None = None) -> list[str]:
-    """The mount points at or below a folder, from mountinfo's text (this process's own when None)."""
-    if mountinfo is None:
-        mountinfo = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
-    prefix = os.path.realpath(directory)
-    found = []
-    for line in mountinfo.splitlines():
-        # The kernel writes blanks and such as octal escapes.
-        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), line.split(" ")[4])
-        if point == prefix or point.startswith(prefix + "/"):
-            found.append(point)
-    return sorted(found)
 
 
 # --- digest ---
