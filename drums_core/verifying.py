@@ -119,6 +119,30 @@ def _without_blame(error: Failure, *, acted: bool) -> Failure:
     return attrs.evolve(error, cause=Cause.INFRASTRUCTURE) if blamed else error
 
 
+def _leaves(error: Exception) -> list[Exception]:
+    """The errors that a nursery has put into a group, which says nothing itself; an error that is none, as it is."""
+    if not isinstance(error, ExceptionGroup):
+        return [error]
+    return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+
+
+def _failure(errors: Sequence[Exception]) -> Failure:
+    """What errors say together; they have a cause where no two of them name different ones."""
+    told = [x for x in errors if isinstance(x, CheckerError)]
+    causes = {x.facts["cause"] for x in told if x.facts.get("cause") is not None}
+    return Failure(
+        "; ".join(dict.fromkeys(_said(x) for x in errors)),
+        causes.pop() if len(causes) == 1 else None,
+        [line for x in told for line in x.facts.get("evidence", ())],
+    )
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, CheckerError):
+        return str(error)
+    return f"{type(error).__name__}: {error.message if isinstance(error, DrumsError) else error}"
+
+
 @attrs.frozen
 class _Check:
     """One check.
@@ -144,13 +168,11 @@ class _Check:
         """The score of the desktop that `opening` gives, or why there is none."""
         try:
             return await self._score(host, opening), None
-        except CheckerError as e:
-            return None, Failure(str(e), e.facts.get("cause"), list(e.facts.get("evidence", ())))
-        except DrumsError as e:
-            return None, Failure(f"{type(e).__name__}: {e.message}")
         except Exception as e:  # noqa: BLE001 - a checker that raises gives no score, and says why
-            _log.exception("checker raised", task=self.task.id)
-            return None, Failure(f"{type(e).__name__}: {e}")
+            errors = _leaves(e)
+            if not all(isinstance(x, DrumsError) for x in errors):
+                _log.exception("checker raised", task=self.task.id)
+            return None, _failure(errors)
 
     async def _score(self, host: Host, opening: AbstractAsyncContextManager[Slot | Copy]) -> float:
         _, checker, _ = checker_for(host.checkers, self.task)
@@ -210,8 +232,8 @@ class _Asking:
         try:
             async with place.frozen():
                 await serve_guest(place.request, fd, self.failures, self._hostile)
-        except CheckerError as e:  # the worker's end would hide it
-            self._faults.append(e)
+        except Exception as e:  # the worker's end would hide it
+            self._faults += [x for x in _leaves(e) if isinstance(x, CheckerError)]
             raise
 
     async def run_steps(self, documents: Sequence[SetupStep]) -> None:
@@ -233,13 +255,14 @@ class _Asking:
                 score: object = await checker.check(context)
             if scope.cancelled_caught:
                 raise CheckerError(f"the checker did not end within {limit_s:g} s")
-        except CheckerError as e:
-            if isinstance(place, Copy) and place.fault is not None:
+        except Exception as e:
+            told = [x for x in _leaves(e) if isinstance(x, CheckerError)]
+            if told and isinstance(place, Copy) and place.fault is not None:
                 self._faults.insert(0, place.fault)
-            if self._faults and e is not self._faults[0]:
+            if told and self._faults and told != self._faults[:1]:
                 raise self._faults[0] from e
-            if self._hostile:
-                e.facts.update(cause=Cause.AGENT, evidence=self._hostile)
+            if told and self._hostile:
+                told[0].facts.update(cause=Cause.AGENT, evidence=self._hostile)
             raise
         if isinstance(place, Copy):
             place.require_sound("broke while it was looked at")
