@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -230,8 +231,11 @@ class _Asking:
             await serve_guest(place.guest.request, fd, self.failures, self._hostile)
             return
         try:
-            async with place.frozen():
-                await serve_guest(place.request, fd, self.failures, self._hostile)
+            with ExitStack() as unserved:
+                unserved.callback(os.close, fd)
+                async with place.frozen():
+                    unserved.pop_all()
+                    await serve_guest(place.request, fd, self.failures, self._hostile)
         except Exception as e:  # the worker's end would hide it
             self._faults += [x for x in _leaves(e) if isinstance(x, CheckerError)]
             raise

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,11 +16,12 @@ from desktops import make_task
 from requires import requires
 
 from drums.errors import CheckerError, GuestError
+from drums_core.copies import Copy
 from drums_core.end_states import EndState
 from drums_core.host import Host
 from drums_core.model import Cause
 from drums_core.slot import Slot
-from drums_core.verifying import Failure, _Check
+from drums_core.verifying import Failure, _Asking, _Check
 
 pytestmark = requires("root")
 
@@ -93,3 +97,29 @@ async def test_what_hid_the_desktop_comes_first() -> None:
         return await raising(CheckerError("the worker lost its way"))(context)
 
     assert (await attempted(check)).message == "the copy could not be frozen"
+
+
+async def test_a_copy_that_cannot_be_frozen_leaves_no_listener_open() -> None:
+    """The worker's socket is handed over before the copy is frozen: who cannot serve it closes it."""
+    fault = CheckerError("planted: the copy could not be frozen")
+
+    class Unfreezable(Copy):
+        """A copy."""
+
+        def __init__(self) -> None:
+            pass
+
+        @asynccontextmanager
+        async def frozen(self) -> AsyncIterator[None]:
+            """Not this one."""
+            raise fault
+            yield
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        fd = server.detach()
+    asking = _Asking(Path("/none"), Unfreezable())
+    with pytest.raises(CheckerError, match="planted"):
+        await asking.serve(fd)
+    assert asking._faults == [fault]
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
