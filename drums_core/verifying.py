@@ -23,8 +23,7 @@ from drums_core.blame import blame
 from drums_core.copies import Copy, open_copy, open_kept
 from drums_core.end_states import EndState
 from drums_core.guest_gateway import serve_guest
-from drums_core.leftovers import temporary_cgroup
-from drums_core.model import Cause, Json, Limits, Phase, Reward, SetupStep, Task
+from drums_core.model import Cause, Json, Phase, Reward, SetupStep, Task
 from drums_core.setup import run_steps
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from drums_core.slot import Slot
 
 _log = structlog.get_logger("drums.verify")
-WORKER_LIMITS = Limits(cpus=2.0, memory_bytes=4 << 30, swap_bytes=0, pids=256)
 
 
 @attrs.frozen
@@ -182,9 +180,11 @@ class _Check:
         cache.mkdir()
         for name, text in self.state.outputs.items():
             (cache / name).write_text(text, encoding="utf-8")
-        asking = _Asking(cache)
         try:
-            async with temporary_cgroup(WORKER_LIMITS) as cgroup:
+            async with opening as place:
+                if isinstance(place, Copy):
+                    self._note(place)
+                asking = _Asking(cache, place)
                 context = CheckContext(
                     task=deepcopy(self.task),
                     last_action=self.state.last_action,
@@ -192,14 +192,10 @@ class _Check:
                     transport_failures=asking.failures,
                     run_steps=asking.run_steps,
                     scratch=scratch,
-                    worker_cgroups=tuple(cgroup.paths),
                     pinned=self.pinned,
                     findings=self.findings,
                 )
-                async with opening as asking.place:
-                    if isinstance(asking.place, Copy):
-                        self._note(asking.place)
-                    score = await asking.checked(checker, context, host.config.checker_timeout_s)
+                score = await asking.checked(checker, context, host.config.checker_timeout_s)
         finally:
             shutil.rmtree(scratch)
         if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
@@ -215,10 +211,10 @@ class _Check:
 
 @attrs.define
 class _Asking:
-    """What a checker reaches of a desktop, once there is one; `cache` takes what its steps print."""
+    """What a checker reaches of a desktop; `cache` takes what its steps print."""
 
     cache: Path
-    place: Slot | Copy | None = None
+    place: Slot | Copy
     failures: list[str] = attrs.field(factory=list)
     _hostile: list[str] = attrs.field(factory=list)
     _faults: list[CheckerError] = attrs.field(factory=list)
@@ -226,7 +222,6 @@ class _Asking:
     async def serve(self, fd: int) -> None:
         """`CheckContext.serve_guest`."""
         place = self.place
-        assert place is not None, "there is no desktop yet"
         if not isinstance(place, Copy):
             await serve_guest(place.guest.request, fd, self.failures, self._hostile)
             return
@@ -242,7 +237,6 @@ class _Asking:
 
     async def run_steps(self, documents: Sequence[SetupStep]) -> None:
         """`CheckContext.run_steps`."""
-        assert self.place is not None, "there is no desktop yet"
         await run_steps(self.place, documents, cache=self.cache)
         if isinstance(self.place, Copy):
             self.place.require_sound("broke while its postconfig ran")
