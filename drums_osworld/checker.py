@@ -26,7 +26,13 @@ from drums_verifiers.workers import Workers
 JOB = "drums_osworld.worker_job:run"
 _GIVE_UP = "FAIL"
 # What OSWorld's functions, and the packages that they use, import of the standard library.
-_PRELOAD = ("asyncio",)
+_PRELOAD = (
+    *("ast", "copy", "csv", "ctypes", "dataclasses", "datetime", "decimal", "difflib", "email.message", "email.parser"),
+    *("gzip", "hashlib", "hmac", "html", "http.client", "http.cookiejar", "importlib.metadata", "importlib.resources"),
+    *("inspect", "ipaddress", "logging", "mimetypes", "pathlib", "pickle", "pkgutil", "platform", "queue", "random"),
+    *("secrets", "shutil", "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "unicodedata"),
+    *("urllib.request", "xml.etree.ElementTree", "xml.sax.saxutils", "zipfile"),
+)
 _MISSING = re.compile(r"(\w+)[^ ]* is not installed")
 _EXTRAS = {
     "easyocr": "osworld-ocr",

@@ -6,15 +6,14 @@ Each test runs twice: with a worker that is started for its job, and with one th
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import pickle
-import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,11 @@ import pytest
 import trio
 from requires import requires
 from test_cancellation import attempt
+from worker_bench import Guest, gone, nothing_left, served, workers  # noqa: F401 - the fixture is used by being here
 
 from drums.errors import CheckerError
-from drums_core.leftovers import WORKER_PREFIX
-from drums_core.sys.cgroups import cgroup_names
-from drums_osworld import checker as osworld
-from drums_verifiers import sandbox, verifier
-from drums_verifiers import worker as worker_module
-from drums_verifiers import workers as workers_module
-from drums_verifiers.worker import LIMITS, Job, Kind, Worker
+from drums_verifiers import sandbox
+from drums_verifiers.worker import LIMITS, Job, Kind
 from drums_verifiers.worker import Guest as Serve
 from drums_verifiers.workers import Workers
 
@@ -45,37 +40,6 @@ def way(request: pytest.FixtureRequest) -> str:
     """Whether `run` takes a worker that has waited."""
     WAITED["now"] = request.param == "waited"
     return str(request.param)
-
-
-@pytest.fixture
-def waited_only(way: str) -> None:
-    """For what is about waiting ones alone."""
-    if way != "waited":
-        pytest.skip("it is about workers that wait")
-
-
-@asynccontextmanager
-async def served(workers: Workers) -> AsyncIterator[Worker]:
-    """A worker waits, and more are made when it is used."""
-    problem: Exception | None = None
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(workers.serve)
-        try:
-            yield await waiting(workers)
-        except Exception as e:  # noqa: BLE001 - raised below, as no group
-            problem = e
-        nursery.cancel_scope.cancel()
-    assert not workers._idle
-    if problem is not None:
-        raise problem
-
-
-async def waiting(workers: Workers, but: Worker | None = None) -> Worker:
-    """The first that waits, another one than `but`."""
-    with trio.fail_after(30):
-        while not workers._idle or workers._idle[0] is but:  # noqa: ASYNC110 - as an observer outside would
-            await trio.sleep(0.005)
-    return workers._idle[0]
 
 
 async def run(
@@ -95,76 +59,6 @@ async def run(
             return await workers.run(job)
         finally:
             assert worker not in workers._idle and worker.function == job.function
-
-
-def workers() -> list[int]:
-    """Host pids of all processes with a worker's command line or a worker's ids, but those of other hosts."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "uids"]):
-        line = " ".join(process.info["cmdline"] or [])
-        uids = process.info["uids"]
-        likely = "worker_main.py" in line or (uids and uids.real == 65534 and "time.sleep" in line)
-        if likely and not _of_another_host(process):
-            found.append(process.pid)
-    return found
-
-
-def _of_another_host(process: psutil.Process) -> bool:
-    me = psutil.Process()
-    above_me = {1, *(p.pid for p in me.parents())}  # what a killed host leaves becomes the child of one of these
-    try:
-        hosts = [p for p in process.parents() if not {"enter.py", "worker_main.py"} & _names(p)]
-        return bool(hosts) and hosts[0].pid not in above_me and me not in [hosts[0], *hosts[0].parents()]
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _names(process: psutil.Process) -> set[str]:
-    return {os.path.basename(x) for x in process.cmdline()}
-
-
-def gone(limit_s: float = 10.0) -> bool:
-    """Whether no worker is left."""
-    end = time.monotonic() + limit_s
-    while workers():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-@pytest.fixture(autouse=True)
-async def nothing_left() -> AsyncIterator[None]:
-    """No process, descriptor, mount or cgroup of a worker outlives the test."""
-
-    def mounts() -> list[str]:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
-        return sorted(x.split()[4] for x in lines if x.split()[4].startswith(("/sys", "/drums")))
-
-    before = mounts(), len(os.listdir("/proc/self/fd"))
-    yield
-    assert not psutil.Process().children(recursive=True)
-    assert gone()
-    assert (mounts(), len(os.listdir("/proc/self/fd"))) == before
-    assert [name for name in cgroup_names() if name.startswith(f"{WORKER_PREFIX}{os.getpid()}-")] == []
-
-
-class Guest:
-    """Answers `hello` on a listening descriptor that it takes over."""
-
-    def __init__(self) -> None:
-        self.listened = ""
-
-    async def __call__(self, fd: int) -> None:
-        listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=fd)))
-        self.listened = str(listener.socket.getsockname())
-
-        async def answer(stream: trio.SocketStream) -> None:
-            async with stream:
-                if await stream.receive_some(100):
-                    await stream.send_all(b"good day")
-
-        await trio.serve_listeners(answer, [listener])
 
 
 async def test_sandbox_shows_nothing_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,216 +343,12 @@ async def test_cancelled_at_every_await_nothing_is_left_and_no_neighbour_disturb
         kind = Workers(Kind(20), 1)
         for step in range(1000):
             job = Job({"step": step}, "worker_jobs:echo", Guest())
-            if way == "waited":
-                async with served(kind):
-                    ended, found = await attempt(lambda job=job: kind.run(job), step, before=step % 2 == 1)
-            else:
-                ended, found = await attempt(lambda job=job: kind.run(job), step, before=step % 2 == 1)
+            async with served(kind) if way == "waited" else nullcontext():
+                ended, found = await attempt(partial(kind.run, job), step, before=step % 2 == 1)
             gc.collect()
-            assert ended or not [x for x in workers() if "worker_main.py" in psutil.Process(x).cmdline()], step
+            assert not workers(), step
             if ended:
                 break
         over.set()
     assert found == {"step": step} and step > 15
     assert not groups
-
-
-# --- workers that wait
-
-Harm = Callable[[Worker], None]
-
-
-def kill_helper(worker: Worker) -> None:
-    worker.process.kill()
-
-
-def kill_init(worker: Worker) -> None:
-    assert worker.pid1 is not None
-    signal.pidfd_send_signal(worker.pid1, signal.SIGKILL)
-
-
-def kill_inside(worker: Worker) -> None:
-    psutil.Process(worker.process.pid).children(recursive=True)[-1].kill()
-
-
-def stop_inside(worker: Worker) -> None:
-    psutil.Process(worker.process.pid).children(recursive=True)[-1].suspend()
-
-
-HARMS: tuple[Harm, ...] = (kill_helper, kill_init, kill_inside)
-
-
-@pytest.mark.parametrize("harm", [*HARMS, stop_inside])
-@pytest.mark.parametrize("settled", [True, False])
-async def test_one_that_was_lost_while_it_waited_is_no_error(
-    harm: Harm, settled: bool, waited_only: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether its death has shown by the time that it is given its job, or not."""
-    monkeypatch.setattr(worker_module, "BEGIN_LIMIT_S", 1.0)
-    monkeypatch.setattr(workers_module, "LOOK_EVERY_S", 60.0)
-    kind = Workers(Kind(20), 1)
-    async with served(kind) as worker:
-        harm(worker)
-        if settled:
-            await trio.sleep(0.2)
-        guest = Guest()
-        assert await kind.run(Job({}, "worker_jobs:ask", guest)) == {"answer": "good day"}
-        assert worker.function and not worker.begun
-
-
-@pytest.mark.parametrize("moment", ["before it is shown anything", "once it has been shown all"])
-async def test_one_that_is_lost_as_it_is_given_its_job_is_no_error(
-    moment: str, waited_only: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    show, harmed = worker_module.show, []
-
-    def harming(pid1: int, readonly: Mapping[str, Path]) -> None:
-        late = moment.startswith("once")
-        if late:
-            show(pid1, readonly)
-        if not harmed:
-            harmed.append(pid1)
-            signal.pidfd_send_signal(pid1, signal.SIGKILL)
-        if not late:
-            show(pid1, readonly)
-
-    monkeypatch.setattr(worker_module, "show", harming)
-    assert await run("echo", {"a": 1}) == {"a": 1}
-    assert harmed
-
-
-@pytest.mark.parametrize("harm", HARMS)
-async def test_one_that_was_lost_while_it_waited_is_replaced(
-    harm: Harm, waited_only: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(workers_module, "LOOK_EVERY_S", 0.02)
-    kind = Workers(Kind(20), 1)
-    async with served(kind) as worker:
-        harm(worker)
-        other = await waiting(kind, but=worker)
-        assert await kind.run(Job({"a": 1}, "worker_jobs:echo")) == {"a": 1}
-        assert other.begun
-
-
-async def test_what_was_lost_once_it_has_begun_is_an_error(waited_only: None) -> None:
-    """Its code has run: no second one is given the job."""
-    kind = Workers(Kind(20), 2)
-    async with served(kind):
-        with trio.fail_after(30):
-            while len(kind._idle) < 2:  # noqa: ASYNC110 - as an observer outside would
-                await trio.sleep(0.005)
-        _, other = kind._idle
-        with pytest.raises(CheckerError, match="killed by SIGKILL"):
-            await kind.run(Job({"how": "kill"}, "worker_jobs:die"))
-        assert not other.function
-
-
-async def test_each_has_one_job_and_the_next_waits_already(waited_only: None) -> None:
-    kind = Workers(Kind(20), 1)
-    async with served(kind) as first:
-        for _ in range(3):
-            seen = await kind.run(Job({"secret": "/none"}, "worker_jobs:probe"))
-            assert seen["listing"] == [] and seen["write_work"] == "'1'"
-            assert first.begun and not first.waits
-            first = await waiting(kind, but=first)
-
-
-async def test_more_jobs_than_wait_are_done_all_the_same(waited_only: None) -> None:
-    kind = Workers(Kind(20), 1)
-    answers: list[dict[str, Any]] = []
-
-    async def one(i: int) -> None:
-        answers.append(await kind.run(Job({"i": i}, "worker_jobs:echo")))
-
-    async with served(kind), trio.open_nursery() as nursery:
-        for i in range(4):
-            nursery.start_soon(one, i)
-    assert sorted(x["i"] for x in answers) == list(range(4))
-
-
-async def test_where_none_can_wait_the_job_says_why(waited_only: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And once one can be started again, one waits again."""
-    monkeypatch.setattr(workers_module, "LOOK_EVERY_S", 0.02)
-    start, tries = workers_module.start_worker, []
-
-    async def failing(kind: Kind) -> Worker:
-        tries.append(kind)
-        if len(tries) < 5:
-            raise CheckerError("planted")
-        return await start(kind)
-
-    monkeypatch.setattr(workers_module, "start_worker", failing)
-    kind = Workers(Kind(20), 1)
-    with pytest.raises(CheckerError, match="planted"):
-        await kind.run(Job({}, "worker_jobs:echo"))
-    async with served(kind):
-        assert await kind.run(Job({"a": 1}, "worker_jobs:echo")) == {"a": 1}
-
-
-@pytest.fixture
-def changing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder in which jobs are found, and one of installed packages in it."""
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
-    libraries = tmp_path / "site-packages"
-    libraries.mkdir()
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.syspath_prepend(str(libraries))
-    yield tmp_path
-    importlib.invalidate_caches()
-
-
-def write_code(folder: Path, number: int) -> None:
-    """A job's package, with a module beside it that is installed, made anew as an installer does."""
-    for path, text in (
-        (folder / "changing_job", f"import changing_library\ndef run(request):\n    return {{'job': {number}, "),
-        (folder / "site-packages" / "changing_library", ""),
-    ):
-        fresh = path.with_name(f"{path.name}.{number}")
-        fresh.mkdir()
-        source = text + "'library': changing_library.NUMBER}\n" if text else f"NUMBER = {number}\n"
-        (fresh / "__init__.py").write_text(source)
-        if path.exists():
-            path.rename(path.with_name(f"{path.name}.old"))
-        fresh.rename(path)
-    importlib.invalidate_caches()
-
-
-@pytest.mark.parametrize("whole", ["the package", "all that is installed"])
-async def test_code_that_changed_while_it_waited_is_the_new_one(changing: Path, whole: str, waited_only: None) -> None:
-    write_code(changing, 1)
-    kind = Workers(Kind(20), 1)
-    async with served(kind) as worker:
-        if whole != "the package":
-            libraries = changing / "site-packages"
-            libraries.rename(changing / "gone")
-            libraries.mkdir()
-        write_code(changing, 2)
-        assert await kind.run(Job({}, "changing_job:run")) == {"job": 2, "library": 2}
-        assert worker.begun
-
-
-@pytest.mark.parametrize("module", ["attrs", "worker_jobs", "drums_verifiers.verifier_job"])
-async def test_nothing_but_the_standard_library_is_imported_early(module: str) -> None:
-    with pytest.raises(CheckerError, match=f"could not be started: .*No module named '{module.split('.')[0]}'"):
-        await worker_module.start_worker(Kind(20, preload=(module,)))
-
-
-@pytest.mark.parametrize("preload", [verifier._PRELOAD, osworld._PRELOAD])
-async def test_what_checkers_import_early_is_there(preload: tuple[str, ...]) -> None:
-    assert {name.partition(".")[0] for name in preload} <= sys.stdlib_module_names
-    assert await run("echo", {"a": 1}, preload=preload) == {"a": 1}
-
-
-async def test_it_waits_with_nothing_of_a_job_in_it(waited_only: None) -> None:
-    """And with its limits: its cgroup is there, and what is mounted in it is the interpreter's and the system's."""
-    kind = Workers(Kind(20), 1)
-    async with served(kind) as worker:
-        pid = psutil.Process(worker.process.pid).children(recursive=True)[-1].pid
-        places = [line.split()[4] for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
-        drums = sorted(x for x in places if x.startswith("/drums"))
-        assert drums == ["/drums/work", "/drums/worker_main.py"]
-        for path in worker.cgroup_paths:
-            assert str(pid) in (path / "cgroup.procs").read_text().split()
-        limit = [x / name for x in worker.cgroup_paths for name in ("memory.max", "memory.limit_in_bytes")]
-        assert [int(x.read_text()) for x in limit if x.exists()] == [LIMITS.memory_bytes]
