@@ -5,17 +5,22 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import trio
+import trio.testing
+from desktops import make_task
 from requires import requires
 from worker_bench import Guest, nothing_left, served, waiting  # noqa: F401 - the fixture is used by being here
 
 from drums.errors import CheckerError
+from drums_core import load_config, open_host
 from drums_osworld import checker as osworld
 from drums_verifiers import verifier
 from drums_verifiers import worker as worker_module
@@ -38,12 +43,24 @@ def kill_init(worker: Worker) -> None:
     signal.pidfd_send_signal(worker.pid1, signal.SIGKILL)
 
 
+def inside(worker: Worker) -> psutil.Process:
+    """The process that waits."""
+    return psutil.Process(worker.process.pid).children(recursive=True)[-1]
+
+
+def until_dead(process: psutil.Process) -> None:
+    """Until it runs no more; blocks, so that the host learns nothing of it meanwhile."""
+    with suppress(psutil.NoSuchProcess):
+        while process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.001)
+
+
 def kill_inside(worker: Worker) -> None:
-    psutil.Process(worker.process.pid).children(recursive=True)[-1].kill()
+    inside(worker).kill()
 
 
 def stop_inside(worker: Worker) -> None:
-    psutil.Process(worker.process.pid).children(recursive=True)[-1].suspend()
+    inside(worker).suspend()
 
 
 HARMS: tuple[Harm, ...] = (kill_helper, kill_init, kill_inside)
@@ -59,7 +76,10 @@ async def test_one_that_was_lost_while_it_waited_is_no_error(
     monkeypatch.setattr(workers_module, "LOOK_EVERY_S", 60.0)
     kind = Workers(Kind(20), 1)
     async with served(kind) as worker:
+        waits = inside(worker)
         harm(worker)
+        if harm is not stop_inside:
+            until_dead(waits)
         if settled:
             await trio.sleep(0.2)
         guest = Guest()
@@ -80,12 +100,14 @@ async def test_one_that_is_lost_as_it_is_given_its_job_is_no_error(
         if not harmed:
             harmed.append(pid1)
             signal.pidfd_send_signal(pid1, signal.SIGKILL)
+            until_dead(waits)
         if not late:
             show(pid1, readonly)
 
     monkeypatch.setattr(worker_module, "show", harming)
     kind = Workers(Kind(20), 1)
     async with served(kind) as worker:
+        waits = inside(worker)
         assert await kind.run(Job({"a": 1}, "worker_jobs:echo")) == {"a": 1}
         assert harmed and not worker.begun
 
@@ -224,3 +246,29 @@ async def test_it_waits_with_nothing_of_a_job_in_it() -> None:
             assert str(pid) in (path / "cgroup.procs").read_text().split()
         limit = [x / name for x in worker.cgroup_paths for name in ("memory.max", "memory.limit_in_bytes")]
         assert [int(x.read_text()) for x in limit if x.exists()] == [LIMITS.memory_bytes]
+
+
+@requires("criu")
+async def test_while_a_host_is_open_one_waits_for_each_checker_and_a_verify_takes_it() -> None:
+    async with open_host(load_config()) as host:
+        kinds = {name: checker._workers for name, (checker, _) in host.checkers.items()}  # type: ignore[attr-defined]
+        assert set(kinds) == {"osworld_checker", "drums_verifier"}
+        first = {name: await waiting(workers) for name, workers in kinds.items()}
+        async with await host.create(make_task()) as slot:
+            await slot.wait_valid()
+            assert (await slot.verify()).score == 0.0
+        assert first["osworld_checker"].begun and not first["drums_verifier"].function
+        await waiting(kinds["osworld_checker"], but=first["osworld_checker"])
+    assert all(not workers._idle for workers in kinds.values())
+
+
+async def test_a_checker_that_cannot_keep_any_costs_its_host_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a checker does beside is its own: an error of it ends no host."""
+
+    async def serve(self: Workers) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(Workers, "serve", serve)
+    async with open_host(load_config()) as host:
+        await trio.testing.wait_all_tasks_blocked(0.1)
+        assert host.slots == {}
