@@ -85,6 +85,9 @@ async def test_sandbox_shows_nothing_of_the_host(tmp_path: Path, monkeypatch: py
     assert seen["file"] == "b'for the worker'"
     assert seen["sysfs"] == "FileNotFoundError"
     assert seen["write_root"] == seen["write_usr"] == seen["write_job"] == "OSError"
+    assert {"/drums/job/worker_jobs.py", "/drums/lib/0", "/drums/files/given"} < set(seen["mounts"])
+    for place in (x for x in seen["mounts"] if x.startswith("/drums/") and x != "/drums/work"):
+        assert {"ro", "nosuid", "nodev"} <= set(seen["mounts"][place]), place
     assert seen["write_work"] == "'1'"
     assert seen["execute_work"] == "PermissionError"
     assert seen["internet"] == "OSError" and seen["guest"] == "None"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -80,8 +80,11 @@ def gone(limit_s: float = 10.0) -> bool:
 
 
 @pytest.fixture(autouse=True)
-async def nothing_left() -> AsyncIterator[None]:
-    """No process, descriptor, mount or cgroup of a worker outlives the test."""
+def nothing_left() -> Iterator[None]:
+    """No process, descriptor, mount or cgroup of a worker outlives the test.
+
+    Not async: pytest-trio runs no async fixture that a test does not name.
+    """
 
     def mounts() -> list[str]:
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
