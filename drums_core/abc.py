@@ -245,7 +245,6 @@ class CheckContext:
         run_steps: carry out set-up steps (an evaluator's `postconfig`).
         scratch: a directory for this check on the host, removed afterwards; `cache/` in it holds the outputs that
             set-up steps kept.
-        worker_cgroups: cgroup directories that a worker process joins, so that its memory is limited.
         pinned: what `PinningChecker.pin` gave when the episode began; None for other checkers.
         findings: what the checker says about its score; JSON, goes into the reward's provenance.
     """
@@ -256,7 +255,6 @@ class CheckContext:
     transport_failures: list[str]
     run_steps: Callable[[Sequence[SetupStep]], Awaitable[None]]
     scratch: Path
-    worker_cgroups: tuple[Path, ...] = ()
     pinned: Pinned | None = None
     findings: dict[str, Json] = attrs.field(factory=dict)
 
@@ -399,6 +397,14 @@ class PinningChecker(Protocol):
         Raises:
             VerifierNotFound: it is gone.
         """
+
+
+@runtime_checkable
+class ServingChecker(Protocol):
+    """A checker that has something to do while its host is open."""
+
+    async def serve(self) -> None:
+        """Runs from when the host opens until it closes, which cancels it; then it leaves nothing. Raises nothing."""
 
 
 @runtime_checkable

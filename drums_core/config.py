@@ -53,6 +53,7 @@ class HostConfig:
         file_mirror: a folder with the files that tasks download, or None; see `mirror`.
         extra_required_gates: gates that must pass besides those of the specification.
         checker_timeout_s: seconds that a checker may take.
+        waiting_workers: how many workers each checker keeps waiting, so that a check does not wait for one to start.
         verify_in_place: whether `verify`, unless told otherwise, grades the desktop itself and not a frozen copy.
         keep_end_states: whether `verify`, unless told otherwise, keeps the graded copy, for `reverify`.
         max_end_states: how many end states are kept at most; the oldest is removed first.
@@ -79,6 +80,7 @@ class HostConfig:
     file_mirror: Path | None = None
     extra_required_gates: tuple[str, ...] = ()
     checker_timeout_s: float = 300.0
+    waiting_workers: int = attrs.field(default=1, validator=attrs.validators.ge(0))
     verify_in_place: bool = False
     keep_end_states: bool = False
     max_end_states: int = attrs.field(default=16, validator=attrs.validators.ge(1))

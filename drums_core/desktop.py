@@ -322,13 +322,13 @@ class Desktop:
         await self._prepare([image_layer], None)
         self._releases.append(("processes", self._kill))
         helper, pid = await boot(self.root, self.services.dev, self.cgroup)
-        self.cgroup.evict(helper.pid)  # it joined so that init was born there
 
         async def reap_helper() -> None:
             await helper.wait()
 
         # Init's parent ends when init does, so it is waited for after the kill, which is released first.
         self._releases.insert(len(self._releases) - 1, ("boot helper", reap_helper))
+        self.cgroup.evict(helper.pid)  # it joined so that init was born there; refused where it has ended already
         self._adopt_pid1(pid)
         self._connect()
         self.cgroup.write_limits(self.limits)

@@ -71,6 +71,7 @@ async def open_examiner(desktop: Desktop) -> AsyncIterator[GuestClient]:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + END_LIMIT_S):
                 assert process.stdin is not None
                 await process.stdin.aclose()
+                process.kill()  # by itself: it may not have come to its cgroup yet
                 cgroup.kill()
                 while cgroup.pids():
                     cgroup.kill()

@@ -28,7 +28,7 @@ from drums.errors import (
     TaskNotFound,
     TaskUnsupported,
 )
-from drums_core.abc import Catalogue, Checker, PackagedChecker, Pinned, PinningChecker
+from drums_core.abc import Catalogue, Checker, PackagedChecker, Pinned, PinningChecker, ServingChecker
 from drums_core.boot import OPEN_FILES
 from drums_core.checkpoint import Checkpoint, CheckpointStore, HostFacts, Manifest
 from drums_core.config import HostConfig, load_config
@@ -618,6 +618,9 @@ async def open_host(
             nursery.start_soon(services.watcher.run)
             nursery.start_soon(sweep, services.store, config)
             nursery.start_soon(write_journal)
+            for name, (checker, _) in checkers.items():
+                if isinstance(checker, ServingChecker):
+                    nursery.start_soon(_serve, name, checker)
             try:
                 yield host
             except BaseException as e:  # noqa: BLE001 - raised again below
@@ -636,6 +639,13 @@ async def open_host(
                     nursery.cancel_scope.cancel()
         if problem is not None:
             raise problem
+
+
+async def _serve(name: str, checker: ServingChecker) -> None:
+    try:
+        await checker.serve()
+    except Exception:  # noqa: BLE001 - of foreign code, which checks without it all the same
+        _log.exception("what a checker does while the host is open ended early", checker=name)
 
 
 async def _close_slots(host: Host) -> None:

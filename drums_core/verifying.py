@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,8 +23,7 @@ from drums_core.blame import blame
 from drums_core.copies import Copy, open_copy, open_kept
 from drums_core.end_states import EndState
 from drums_core.guest_gateway import serve_guest
-from drums_core.leftovers import temporary_cgroup
-from drums_core.model import Cause, Json, Limits, Phase, Reward, SetupStep, Task
+from drums_core.model import Cause, Json, Phase, Reward, SetupStep, Task
 from drums_core.setup import run_steps
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from drums_core.slot import Slot
 
 _log = structlog.get_logger("drums.verify")
-WORKER_LIMITS = Limits(cpus=2.0, memory_bytes=4 << 30, swap_bytes=0, pids=256)
 
 
 @attrs.frozen
@@ -119,6 +118,30 @@ def _without_blame(error: Failure, *, acted: bool) -> Failure:
     return attrs.evolve(error, cause=Cause.INFRASTRUCTURE) if blamed else error
 
 
+def _leaves(error: Exception) -> list[Exception]:
+    """The errors that a nursery has put into a group, which says nothing itself; an error that is none, as it is."""
+    if not isinstance(error, ExceptionGroup):
+        return [error]
+    return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+
+
+def _failure(errors: Sequence[Exception]) -> Failure:
+    """What errors say together; they have a cause where no two of them name different ones."""
+    told = [x for x in errors if isinstance(x, CheckerError)]
+    causes = {x.facts["cause"] for x in told if x.facts.get("cause") is not None}
+    return Failure(
+        "; ".join(dict.fromkeys(_said(x) for x in errors)),
+        causes.pop() if len(causes) == 1 else None,
+        [line for x in told for line in x.facts.get("evidence", ())],
+    )
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, CheckerError):
+        return str(error)
+    return f"{type(error).__name__}: {error.message if isinstance(error, DrumsError) else error}"
+
+
 @attrs.frozen
 class _Check:
     """One check.
@@ -144,13 +167,11 @@ class _Check:
         """The score of the desktop that `opening` gives, or why there is none."""
         try:
             return await self._score(host, opening), None
-        except CheckerError as e:
-            return None, Failure(str(e), e.facts.get("cause"), list(e.facts.get("evidence", ())))
-        except DrumsError as e:
-            return None, Failure(f"{type(e).__name__}: {e.message}")
         except Exception as e:  # noqa: BLE001 - a checker that raises gives no score, and says why
-            _log.exception("checker raised", task=self.task.id)
-            return None, Failure(f"{type(e).__name__}: {e}")
+            errors = _leaves(e)
+            if not all(isinstance(x, DrumsError) for x in errors):
+                _log.exception("checker raised", task=self.task.id)
+            return None, _failure(errors)
 
     async def _score(self, host: Host, opening: AbstractAsyncContextManager[Slot | Copy]) -> float:
         _, checker, _ = checker_for(host.checkers, self.task)
@@ -159,9 +180,11 @@ class _Check:
         cache.mkdir()
         for name, text in self.state.outputs.items():
             (cache / name).write_text(text, encoding="utf-8")
-        asking = _Asking(cache)
         try:
-            async with temporary_cgroup(WORKER_LIMITS) as cgroup:
+            async with opening as place:
+                if isinstance(place, Copy):
+                    self._note(place)
+                asking = _Asking(cache, place)
                 context = CheckContext(
                     task=deepcopy(self.task),
                     last_action=self.state.last_action,
@@ -169,14 +192,10 @@ class _Check:
                     transport_failures=asking.failures,
                     run_steps=asking.run_steps,
                     scratch=scratch,
-                    worker_cgroups=tuple(cgroup.paths),
                     pinned=self.pinned,
                     findings=self.findings,
                 )
-                async with opening as asking.place:
-                    if isinstance(asking.place, Copy):
-                        self._note(asking.place)
-                    score = await asking.checked(checker, context, host.config.checker_timeout_s)
+                score = await asking.checked(checker, context, host.config.checker_timeout_s)
         finally:
             shutil.rmtree(scratch)
         if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
@@ -192,10 +211,10 @@ class _Check:
 
 @attrs.define
 class _Asking:
-    """What a checker reaches of a desktop, once there is one; `cache` takes what its steps print."""
+    """What a checker reaches of a desktop; `cache` takes what its steps print."""
 
     cache: Path
-    place: Slot | Copy | None = None
+    place: Slot | Copy
     failures: list[str] = attrs.field(factory=list)
     _hostile: list[str] = attrs.field(factory=list)
     _faults: list[CheckerError] = attrs.field(factory=list)
@@ -203,20 +222,21 @@ class _Asking:
     async def serve(self, fd: int) -> None:
         """`CheckContext.serve_guest`."""
         place = self.place
-        assert place is not None, "there is no desktop yet"
         if not isinstance(place, Copy):
             await serve_guest(place.guest.request, fd, self.failures, self._hostile)
             return
         try:
-            async with place.frozen():
-                await serve_guest(place.request, fd, self.failures, self._hostile)
-        except CheckerError as e:  # the worker's end would hide it
-            self._faults.append(e)
+            with ExitStack() as unserved:
+                unserved.callback(os.close, fd)
+                async with place.frozen():
+                    unserved.pop_all()
+                    await serve_guest(place.request, fd, self.failures, self._hostile)
+        except Exception as e:  # the worker's end would hide it
+            self._faults += [x for x in _leaves(e) if isinstance(x, CheckerError)]
             raise
 
     async def run_steps(self, documents: Sequence[SetupStep]) -> None:
         """`CheckContext.run_steps`."""
-        assert self.place is not None, "there is no desktop yet"
         await run_steps(self.place, documents, cache=self.cache)
         if isinstance(self.place, Copy):
             self.place.require_sound("broke while its postconfig ran")
@@ -233,13 +253,14 @@ class _Asking:
                 score: object = await checker.check(context)
             if scope.cancelled_caught:
                 raise CheckerError(f"the checker did not end within {limit_s:g} s")
-        except CheckerError as e:
-            if isinstance(place, Copy) and place.fault is not None:
+        except Exception as e:
+            told = [x for x in _leaves(e) if isinstance(x, CheckerError)]
+            if told and isinstance(place, Copy) and place.fault is not None:
                 self._faults.insert(0, place.fault)
-            if self._faults and e is not self._faults[0]:
+            if told and self._faults and told != self._faults[:1]:
                 raise self._faults[0] from e
-            if self._hostile:
-                e.facts.update(cause=Cause.AGENT, evidence=self._hostile)
+            if told and self._hostile:
+                told[0].facts.update(cause=Cause.AGENT, evidence=self._hostile)
             raise
         if isinstance(place, Copy):
             place.require_sound("broke while it was looked at")

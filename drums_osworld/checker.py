@@ -20,9 +20,19 @@ from drums_osworld.symbols import Symbols, locate, named, scan
 from drums_osworld.task_file import structure_steps
 from drums_verifiers.asking import ask_worker, run_postconfig
 from drums_verifiers.grading import score_of
+from drums_verifiers.worker import Kind
+from drums_verifiers.workers import Workers
 
 JOB = "drums_osworld.worker_job:run"
 _GIVE_UP = "FAIL"
+# What OSWorld's functions, and the packages that they use, import of the standard library.
+_PRELOAD = (
+    *("ast", "copy", "csv", "ctypes", "dataclasses", "datetime", "decimal", "difflib", "email.message", "email.parser"),
+    *("gzip", "hashlib", "hmac", "html", "http.client", "http.cookiejar", "importlib.metadata", "importlib.resources"),
+    *("inspect", "ipaddress", "logging", "mimetypes", "pathlib", "pickle", "pkgutil", "platform", "queue", "random"),
+    *("secrets", "shutil", "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "unicodedata"),
+    *("urllib.request", "xml.etree.ElementTree", "xml.sax.saxutils", "zipfile"),
+)
 _MISSING = re.compile(r"(\w+)[^ ]* is not installed")
 _EXTRAS = {
     "easyocr": "osworld-ocr",
@@ -44,6 +54,7 @@ class OSWorldChecker:
 
     def __init__(self, config: HostConfig) -> None:
         self._config = config
+        self._workers = Workers(Kind(config.checker_timeout_s, preload=_PRELOAD), config.waiting_workers)
 
     def claims(self, evaluator: Mapping[str, Json]) -> bool:
         """All but an operator's own verifiers."""
@@ -95,6 +106,10 @@ class OSWorldChecker:
         files = {"desktop_env": symbols.root, "compared": compared, **_kept(context.scratch)}
         return request, files
 
+    async def serve(self) -> None:
+        """Keep workers waiting, until cancelled."""
+        await self._workers.serve()
+
     async def check(self, context: CheckContext) -> float:
         """The score, in OSWorld's order: `postconfig`, then what the agent said, then the functions."""
         evaluator = context.task.evaluator
@@ -106,9 +121,7 @@ class OSWorldChecker:
             return 0.0
         source = f"OSWorld's {evaluator['func']!r}"
         request, files = await self._request(context)
-        answer, broken = await ask_worker(
-            context, request, job=JOB, source=source, timeout_s=self._config.checker_timeout_s, files=files
-        )
+        answer, broken = await ask_worker(context, self._workers, request, function=JOB, source=source, files=files)
         if broken:
             error = CheckerError(f"{source} could not be run: {broken[0]}", hint=_remedy(broken[0]), reasons=broken)
             if answer.get("hostile"):

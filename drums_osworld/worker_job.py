@@ -348,12 +348,8 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)[:200]
 
 
-Prepared = tuple[dict[str, Any], dict[str, Callable[..., Any]], dict[str, Callable[..., Any]]]
-"""A request, and the metrics and the getters that its evaluator names."""
-
-
-def prepare(request: dict[str, Any]) -> Prepared:
-    """Import what a task's evaluator needs.
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    """Evaluate a task.
 
     Args:
         request: `evaluator`; `root`, the folder of `desktop_env`; `metrics` and `getters`, name -> `module` and
@@ -368,12 +364,6 @@ def prepare(request: dict[str, Any]) -> Prepared:
         importlib.import_module("desktop_env.controllers.python")
     finally:
         _phase["importing"] = False
-    return request, metrics, getters
-
-
-def run(prepared: Prepared) -> dict[str, Any]:
-    """Evaluate a task, with what `prepare` gave."""
-    request, metrics, getters = prepared
     if os.path.isdir(KEPT):
         shutil.copytree(KEPT, CACHE)
     else:

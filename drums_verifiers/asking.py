@@ -9,7 +9,8 @@ from typing import Any
 from drums.errors import CheckerError, DesktopError
 from drums_core.abc import CheckContext
 from drums_core.model import SetupStep
-from drums_verifiers.worker import run_worker
+from drums_verifiers.worker import Job
+from drums_verifiers.workers import Workers
 
 
 async def run_postconfig(context: CheckContext, steps: Sequence[SetupStep]) -> None:
@@ -28,18 +29,19 @@ async def run_postconfig(context: CheckContext, steps: Sequence[SetupStep]) -> N
 
 async def ask_worker(
     context: CheckContext,
+    workers: Workers,
     request: Mapping[str, Any],
     *,
-    job: str,
+    function: str,
     source: str,
-    timeout_s: float,
     files: Mapping[str, Path],
 ) -> tuple[dict[str, Any], list[str]]:
     """What a worker answers about the desktop that is checked, which it can ask.
 
     Args:
         context: the check.
-        request, job, timeout_s, files: as for `run_worker`.
+        workers: those of the checker.
+        request, function, files: as for `Job`.
         source: whose answer it is, for messages.
 
     Returns:
@@ -50,14 +52,7 @@ async def ask_worker(
             is no such answer.
     """
     try:
-        answer = await run_worker(
-            request,
-            job=job,
-            timeout_s=timeout_s,
-            cgroup_paths=context.worker_cgroups,
-            guest=context.serve_guest,
-            files=files,
-        )
+        answer = await workers.run(Job(request, function, context.serve_guest, files))
     except CheckerError as e:
         refuse_unasked(context.transport_failures, e)
         raise

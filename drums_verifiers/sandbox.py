@@ -1,8 +1,9 @@
 """The plan that puts a worker behind walls: what it can see, reach, use and become.
 
 A worker gets namespaces of its own (mount, pid, net, ipc, uts), a read-only root on a small tmpfs that holds the
-interpreter, the libraries and what the caller names, one scratch directory, no capability, uid 65534 and the
-seccomp filter of desktops. The interpreter's folders keep their paths; everything else lies under `/drums`.
+interpreter, one scratch directory, no capability, uid 65534 and the seccomp filter of desktops. The interpreter's
+folders keep their paths; everything else lies under `/drums`. Nothing in it belongs to a job: libraries, the job's code
+and its files are shown to it with the job (`showing.py`), so that one which has waited has nothing old.
 
 Memory is limited by a cgroup, which kills where everyone can see it, and never by `RLIMIT_AS`: a checker that meets a
 `MemoryError` swallows it and answers 0 to a correct result (`notes/evaluators.md` §3).
@@ -20,7 +21,7 @@ import os
 import signal
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from drums_core.sys.helper import Plan
@@ -108,13 +109,11 @@ def _etc() -> Plan:
     return plan
 
 
-def _limits(timeout_s: float, scratch_bytes: int, *, in_cgroup: bool) -> Plan:
+def _limits(timeout_s: float, scratch_bytes: int) -> Plan:
     cpu = math.ceil(timeout_s) * 4  # the wall clock is what ends a worker; this holds if the host's process dies
-    values = {"NOFILE": 1024, "NPROC": 512, "FSIZE": scratch_bytes, "CORE": 0, "CPU": cpu, "MEMLOCK": 65536}
-    if in_cgroup:
-        # The kernel counts this one over all processes of uid 65534, those of other checks' workers included: one that
-        # forks without end would take the others' share. A cgroup's limit is the worker's own.
-        del values["NPROC"]
+    # No RLIMIT_NPROC: the kernel counts that over all processes of uid 65534, those of other checks' workers included:
+    # one that forks without end would take the others' share. A cgroup's limit is the worker's own.
+    values = {"NOFILE": 1024, "FSIZE": scratch_bytes, "CORE": 0, "CPU": cpu, "MEMLOCK": 65536}
     return [["rlimit", name, value, value] for name, value in values.items()]
 
 
@@ -135,23 +134,21 @@ def worker_environment() -> dict[str, str]:
 def sandbox_plan(
     *,
     reply_fd: int,
-    go_fd: int,
     report_fd: int,
-    readonly: Mapping[str, Path],
     timeout_s: float,
-    cgroup_paths: Sequence[Path] = (),
-    scratch_bytes: int = 1 << 30,
+    cgroup_paths: Sequence[Path],
+    scratch_bytes: int,
+    preload: Sequence[str],
 ) -> Plan:
-    """The plan of a worker, ending in `worker_main.py`.
+    """The plan of a worker that waits for a job, ending in `worker_main.py`.
 
     Args:
         reply_fd: descriptor that the worker writes its reply to.
-        go_fd: descriptor that it reads a byte from before it begins.
         report_fd: descriptor that gets the host's pid of the namespace's pid 1 once the namespaces are there.
-        readonly: path inside -> file or folder on the host, mounted read-only.
         timeout_s: the worker's time, for the CPU limit.
         cgroup_paths: cgroup directories that the worker joins; they limit its memory and its processes.
         scratch_bytes: size of the scratch directory, and of the largest file.
+        preload: modules of the standard library that it imports before it waits.
     """
     plan: Plan = [
         ["umask", 0o022],
@@ -180,8 +177,8 @@ def sandbox_plan(
     ]
     for path in interpreter_paths():
         plan += _bind(path, str(path))
-    for inside, path in readonly.items():
-        plan += _bind(path, inside)
+    plan += _bind(Path(__file__).with_name("worker_main.py"), MAIN)
+    plan += [["mkdir", _STAGE + folder, 0o755, 0, 0] for folder in (JOBS, FILES, LIBRARIES)]
     for name in _DEVICES:
         plan += _bind(f"/dev/{name}", f"/dev/{name}", extra=("nosuid", "noexec"))
     plan += [
@@ -190,7 +187,7 @@ def sandbox_plan(
         ["pivot_root", _STAGE],
         ["mount", None, "/", None, ["remount", "bind", "ro", "nosuid", "nodev"]],
         ["chdir", SCRATCH],
-        *_limits(timeout_s, scratch_bytes, in_cgroup=bool(cgroup_paths)),
+        *_limits(timeout_s, scratch_bytes),
         ["bounding"],
         ["ids", NOBODY, NOBODY, []],
         ["no_new_privs"],
@@ -199,11 +196,11 @@ def sandbox_plan(
         ["seccomp", desktop_filter().hex()],
         # The worker is not pid 1 itself: pid 1 ignores signals that it has no handler for, its own abort(3) included.
         ["fork", None, False],
-        ["close_from", 3, [reply_fd, go_fd]],
+        ["close_from", 3, [reply_fd]],
         ["umask", 0o077],
         [
             "exec",
-            [os.path.realpath(sys.executable), "-I", "-S", "-B", MAIN, str(reply_fd), str(go_fd)],
+            [os.path.realpath(sys.executable), "-I", "-S", "-B", MAIN, str(reply_fd), *preload],
             worker_environment(),
         ],
     ]

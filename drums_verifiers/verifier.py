@@ -26,18 +26,22 @@ from drums_verifiers.asking import ask_worker, refuse_unasked, run_postconfig
 from drums_verifiers.grading import score_of
 from drums_verifiers.installed import Installed, find, records, require_function
 from drums_verifiers.pinning import Copies, Copy
+from drums_verifiers.worker import Kind
+from drums_verifiers.workers import Workers
 
 FUNC = "drums_verifier"
 JOB = "drums_verifiers.verifier_job:run"
 _FIELDS = {"func", "verifier", "function", "options", "postconfig"}
 _GIVE_UP = "FAIL"
+# What the job and the view import, and what verifiers mostly do.
+_PRELOAD = ("asyncio", "dataclasses", "datetime", "http.client", "inspect", "pathlib", "re", "urllib.parse")
 
 
 class VerifierChecker:
     """Scores with a function of an installed package."""
 
     def __init__(self, config: HostConfig) -> None:
-        self._config = config
+        self._workers = Workers(Kind(config.checker_timeout_s, preload=_PRELOAD), config.waiting_workers)
         self._copies = Copies()
         self._loaded: dict[tuple[str, str], str] = {}
 
@@ -122,6 +126,10 @@ class VerifierChecker:
         }
         return request, files
 
+    async def serve(self) -> None:
+        """Keep workers waiting, until cancelled."""
+        await self._workers.serve()
+
     async def check(self, context: CheckContext) -> float:
         """The score."""
         await run_postconfig(context, _postconfig(context.task))
@@ -129,9 +137,7 @@ class VerifierChecker:
             return 0.0
         source = _source(context.task)
         request, files = await self._request(context)
-        answer, broken = await ask_worker(
-            context, request, job=JOB, source=source, timeout_s=self._config.checker_timeout_s, files=files
-        )
+        answer, broken = await ask_worker(context, self._workers, request, function=JOB, source=source, files=files)
         refuse_unasked(broken)
         context.findings.update({key: answer[key] for key in ("evidence", "notes") if key in answer})
         return score_of(answer["score"], source=source)

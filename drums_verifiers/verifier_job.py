@@ -6,7 +6,6 @@ Standard library and the view alone.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import inspect
 import json
@@ -70,26 +69,18 @@ def find(module: str, attribute: str, function: str) -> Any:
     return getattr(target, function)
 
 
-def prepare(request: dict[str, Any]) -> dict[str, Any]:
-    """Import a verifier's module.
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    """Call a verifier.
 
     Args:
         request: `module`, `attribute` (dotted, or empty), `function`, `options`, `task`, `last_action`, and `path`:
             folders to look for modules in before the others.
-    """
-    # Before what is installed: the episode may have begun with another version of it.
-    sys.path[:0] = request["path"]
-    with contextlib.suppress(DesktopUnreachable):  # it is in BROKEN
-        importlib.import_module(request["module"])
-    return request
-
-
-def run(request: dict[str, Any]) -> dict[str, Any]:
-    """Call a verifier, with what `prepare` gave.
 
     Returns:
         `score` as it was returned, `broken`, and `evidence` and `notes` where they were given.
     """
+    # Before what is installed: the episode may have begun with another version of it.
+    sys.path[:0] = request["path"]
     answer: dict[str, Any] = {"score": None}
     try:
         function = find(request["module"], request["attribute"], request["function"])

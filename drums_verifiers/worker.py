@@ -1,11 +1,14 @@
-"""Running a job in a sandboxed worker process, from the host.
+"""A sandboxed worker process: started before anyone knows for what, given one job, and gone with it.
 
-One process per job, so that nothing of one check reaches the next. The worker's only way out is the listening socket
-127.0.0.1:5000 of its own network namespace, which the host opens there and serves itself.
+Nothing of one check reaches the next: each worker has one job. Its only way out is the listening socket 127.0.0.1:5000
+of its own network namespace, which the host opens there and serves itself.
 
 Everything that goes wrong is a `CheckerError`, never a value: no reply, a wrong one, a death by signal, a flood,
 a time-out. What the worker says cannot be trusted further than the code that runs in it: a job that executes what a
 desktop wrote can be made to forge its reply.
+
+A worker has one owner at a time: who starts it, or has taken it over, ends it. A descriptor that one task closes while
+another waits for it breaks whoever gets its number next: trio takes that one's wait for the other's.
 """
 
 from __future__ import annotations
@@ -16,9 +19,8 @@ import os
 import signal
 import socket
 import subprocess
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,174 +28,265 @@ import attrs
 import trio
 
 from drums.errors import CheckerError
-from drums_core.sys import enter
+from drums_core.leftovers import temporary_cgroup
+from drums_core.model import Limits
 from drums_core.sys.helper import start_helper
+from drums_core.sys.inside import in_namespace
 from drums_verifiers import sandbox
+from drums_verifiers.showing import show
 
 GUEST_ADDRESS = ("127.0.0.1", 5000)
+LIMITS = Limits(cpus=2.0, memory_bytes=4 << 30, swap_bytes=0, pids=256)
 REPLY_LIMIT = 4 << 20
 OUTPUT_LIMIT = 64 << 20
 OUTPUT_TAIL = 64 << 10
 START_LIMIT_S = 20.0
+BEGIN_LIMIT_S = 20.0
 END_LIMIT_S = 10.0
 _CHUNK = 1 << 16
+_WAITS, _BEGUN = b" ", b"\n"
+
+Guest = Callable[[int], Awaitable[None]]
 
 
-@asynccontextmanager
-async def open_worker(
-    request: Mapping[str, Any],
-    *,
-    job: str,
-    timeout_s: float,
-    cgroup_paths: Sequence[Path] = (),
-    guest: Callable[[int], Awaitable[None]] | None = None,
-    files: Mapping[str, Path] | None = None,
-    scratch_bytes: int = 1 << 30,
-) -> AsyncIterator[Worker]:
-    """A worker that has its request, has imported the job's module, and waits for `Worker.answer`. Needs root.
+@attrs.frozen
+class Kind:
+    """What is settled about a worker before it has a job.
 
     Args:
-        request: JSON. Where the job's module has a function `prepare`, that is called with it at once, before there is
-            anything to ask, and the job with what it returns; else the job is called with the request.
-        job: `module:function`; the top-level package or module of it is shown to the worker, nothing else of the host's
-            Python path but the installed packages. Importing it must need the standard library only.
-        timeout_s: wall-clock seconds that the worker may take once it is asked for its answer.
-        cgroup_paths: cgroup directories that it joins. Without one its memory is unlimited.
+        timeout_s: wall-clock seconds that its job may take.
+        limits: of its cgroup.
+        scratch_bytes: size of its scratch directory, which is its working directory, and of its largest file.
+        preload: modules of the standard library that it imports before it waits; it can find no others then.
+    """
+
+    timeout_s: float
+    limits: Limits = LIMITS
+    scratch_bytes: int = 1 << 30
+    preload: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class Job:
+    """What a worker does.
+
+    Args:
+        request: JSON, for the function.
+        function: `module:function`; the top-level package or module of it is shown to the worker, nothing else of the
+            host's Python path but the installed packages. Importing it must need the standard library only.
         guest: serves the worker's 127.0.0.1:5000, given the listening socket's descriptor, which it takes over, until
-            cancelled. None leaves the worker without any network. Called with the answer: who connects earlier waits.
+            cancelled. None leaves the worker without any network.
         files: name -> file or folder on the host, shown read-only as `/drums/files/NAME`.
-        scratch_bytes: size of the worker's scratch directory, which is its working directory.
+    """
+
+    request: Mapping[str, Any]
+    function: str
+    guest: Guest | None = None
+    files: Mapping[str, Path] = attrs.field(factory=dict)
+
+    def shown(self) -> dict[str, Path]:
+        """What the worker sees: path inside -> file or folder on the host.
+
+        Raises:
+            CheckerError: the function's package cannot be found, or a file's name is none.
+        """
+        top = self.function.partition(":")[0].partition(".")[0]
+        spec = importlib.util.find_spec(top)
+        if spec is None:
+            raise CheckerError(f"the job {self.function!r} cannot be found: no module {top!r}")
+        if spec.submodule_search_locations:
+            place = Path(next(iter(spec.submodule_search_locations)))
+            inside = top
+        else:
+            place = Path(spec.origin or "")
+            inside = place.name
+        shown = {f"{sandbox.JOBS}/{inside}": place, **sandbox.inside_libraries()}
+        for name, path in self.files.items():
+            if "/" in name or name in ("", ".", ".."):
+                raise CheckerError(f"{name!r} is no name for a worker's file: a plain name is needed")
+            shown[f"{sandbox.FILES}/{name}"] = path.resolve()
+        return shown
+
+    def call(self) -> bytes:
+        """The line that the worker reads."""
+        document = {
+            "job": self.function,
+            "path_first": [sandbox.JOBS],
+            "path_last": list(sandbox.inside_libraries()),
+            "request": dict(self.request),
+        }
+        return json.dumps(document).encode() + b"\n"
+
+
+class NotBegun(CheckerError):
+    """The worker had not begun its job: another one can be given it."""
+
+
+async def start_worker(kind: Kind) -> Worker:
+    """A worker that waits for a job, which the caller is to `end`. Needs root.
 
     Raises:
         CheckerError: it could not be started.
 
-    At the end of the block the worker is gone, with everything that it started; cancellation waits for that.
+    Cancellation leaves nothing.
     """
     async with AsyncExitStack() as stack:
-        worker = await _start(stack, job, timeout_s, cgroup_paths, files or {}, scratch_bytes)
-        stack.push_async_callback(_end, worker)
-        worker.kills, worker.refused = _oom_kills(cgroup_paths), _forks_refused(cgroup_paths)
-        if guest is not None:
-            worker.guest, worker.listener = guest, _listen_inside(worker.process.pid)
-            stack.callback(worker.close_listener)
-        assert worker.process.stdin is not None
-        with trio.move_on_after(START_LIMIT_S):  # one that does not read it will not answer either
-            await _feed(worker.process.stdin, _call(request, job))
-        yield worker
+        cgroup = await stack.enter_async_context(temporary_cgroup(kind.limits))
+        reply_r, reply_w = os.pipe()
+        reply_stream = trio.lowlevel.FdStream(reply_r)
+        stack.push_async_callback(reply_stream.aclose)
+        report_r, report_w = os.pipe()
+        report_stream = trio.lowlevel.FdStream(report_r)
+        stack.push_async_callback(report_stream.aclose)
+        with ExitStack() as writers:
+            writers.callback(os.close, reply_w)
+            writers.callback(os.close, report_w)
+            plan = sandbox.sandbox_plan(
+                reply_fd=reply_w,
+                report_fd=report_w,
+                timeout_s=kind.timeout_s,
+                cgroup_paths=cgroup.paths,
+                scratch_bytes=kind.scratch_bytes,
+                preload=kind.preload,
+            )
+            # Shielded: until pid 1 is known, a cancelled start would leave a process that nobody can name.
+            with trio.CancelScope(shield=True):
+                process = await start_helper(
+                    plan,
+                    pass_fds=(reply_w, report_w),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    # pid 1 inside keeps the environment that the helper was started with, and the worker can read it.
+                    env=sandbox.worker_environment(),
+                )
+                worker = Worker(kind, cgroup.paths, process, reply_stream)
+                stack.push_async_callback(worker.close_streams)
+                stack.push_async_callback(worker.kill)
+                writers.close()
+                report = b""
+                with trio.move_on_after(START_LIMIT_S):
+                    while part := await report_stream.receive_some(64):
+                        report += part
+                worker.pid1 = _pidfd(report, process.pid)
+        first = b""
+        with trio.move_on_after(START_LIMIT_S):
+            first = bytes(await reply_stream.receive_some(1))
+        if first != _WAITS:
+            await worker.kill()
+            with trio.move_on_after(1):  # what a plan that failed has written
+                await _drain(worker)
+            raise worker.error(_unstarted(worker))
+        worker.stack = stack.pop_all()
+        return worker
 
 
-async def run_worker(request: Mapping[str, Any], **options: Any) -> dict[str, Any]:
-    """Run a job on a request and return its answer: `open_worker`, with its arguments, and `Worker.answer`."""
-    async with open_worker(request, **options) as worker:
-        return await worker.answer()
-
-
-@attrs.define
+@attrs.define(eq=False)
 class Worker:
-    """A worker. Made by `open_worker`; it answers once."""
+    """A worker. Made by `start_worker`."""
 
-    job: str
-    process: trio.Process
-    timeout_s: float
+    kind: Kind
     cgroup_paths: Sequence[Path]
-    go: int  # descriptor: a byte written there lets the job begin
-    pid1: int | None  # pidfd of the namespace's pid 1
+    process: trio.Process
     reply_stream: trio.lowlevel.FdStream
-    guest: Callable[[int], Awaitable[None]] | None = None
-    listener: int | None = None
-    kills: int = 0
-    refused: int = 0
+    pid1: int | None = None  # pidfd of the namespace's pid 1
+    function: str = ""
     reply: bytearray = attrs.field(factory=bytearray)
     output: bytearray = attrs.field(factory=bytearray)
     fault: str = ""
-    ended: bool = False
+    begun: bool = False
+    unbegun: str = ""  # why not
+    stack: AsyncExitStack = attrs.field(factory=AsyncExitStack)
 
-    async def answer(self) -> dict[str, Any]:
-        """Let the job begin, and return its answer; the worker has ended then.
+    @property
+    def waits(self) -> bool:
+        """Whether it still lives."""
+        return self.process.returncode is None
+
+    async def answer(self, job: Job) -> dict[str, Any]:
+        """Give it its job, and return the answer.
 
         Raises:
-            CheckerError: there is no answer; `.output` is the end of what the worker printed.
+            NotBegun: there is none, and nothing of the job has run.
+            CheckerError: there is none; `.output` is the end of what the worker printed.
         """
-        try:
-            with trio.move_on_after(self.timeout_s) as clock:
-                await _converse(self)
-        finally:
-            await _end(self)
+        self.function = job.function
+        shown, call = job.shown(), job.call()
+        with trio.move_on_after(self.kind.timeout_s) as clock:
+            await self._converse(job, shown, call)
         if clock.cancelled_caught:
-            raise _error(self, f"did not finish within {self.timeout_s:g} s")
+            raise self.error(f"did not finish within {self.kind.timeout_s:g} s")
         if self.fault:
-            raise _error(self, self.fault)
+            raise self.error(self.fault)
+        if not self.begun:
+            raise self.error(self.unbegun or _ending(self, self.process.returncode or 0), NotBegun)
         if self.process.returncode:
-            raise _error(self, _ending(self, self.process.returncode, _oom_kills(self.cgroup_paths) - self.kills))
-        if _forks_refused(self.cgroup_paths) > self.refused:
+            raise self.error(_ending(self, self.process.returncode))
+        if _counted(self.cgroup_paths, ("pids.events",), "max"):  # cgroup-v1/pids.rst, cgroup-v2.rst
             # What met the refusal has probably swallowed it.
-            raise _error(self, "wanted more processes and threads than its cgroup allows")
+            raise self.error("wanted more processes and threads than its cgroup allows")
         return _parse(self)
 
-    def close_listener(self) -> None:
-        """Close the listening socket, where nobody has taken it over."""
-        if self.listener is not None:
-            os.close(self.listener)
-            self.listener = None
+    async def _converse(self, job: Job, shown: Mapping[str, Path], call: bytes) -> None:
+        try:
+            listener = await trio.to_thread.run_sync(self._let_in, shown, job.guest is not None)
+        except OSError as e:
+            self.unbegun = f"could not be given its job: {e}"
+            return
+        async with trio.open_nursery() as outer:
+            if job.guest is not None and listener is not None:
+                outer.start_soon(_serve, self, job.guest, listener, outer.cancel_scope)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_feed, self, call)
+                nursery.start_soon(_drain, self, outer.cancel_scope)
+                nursery.start_soon(_receive, self, outer.cancel_scope)
+                await self.process.wait()
+            outer.cancel_scope.cancel()
 
+    def _let_in(self, shown: Mapping[str, Path], served: bool) -> int | None:
+        """Mount what it is shown, and open its socket, whose descriptor is returned. Blocks."""
+        if self.pid1 is None:
+            raise ProcessLookupError(3, "its sandbox is gone")
+        show(self.pid1, shown)
+        return in_namespace(self.pid1, "net", _listen) if served else None
 
-def _error(worker: Worker, what: str, **facts: Any) -> CheckerError:
-    output = bytes(worker.output[-OUTPUT_TAIL:]).decode(errors="replace")
-    return CheckerError(f"the worker of {worker.job!r} {what}", output=output, **facts)
+    def error(self, what: str, kind: type[CheckerError] = CheckerError, **facts: Any) -> CheckerError:
+        """What went wrong with it, and the end of what it printed."""
+        who = f"the worker of {self.function!r}" if self.function else "a worker"
+        return kind(f"{who} {what}", output=bytes(self.output[-OUTPUT_TAIL:]).decode(errors="replace"), **facts)
 
-
-async def _start(
-    stack: AsyncExitStack,
-    job: str,
-    timeout_s: float,
-    cgroup_paths: Sequence[Path],
-    files: Mapping[str, Path],
-    scratch_bytes: int,
-) -> Worker:
-    reply_r, reply_w = os.pipe()
-    reply_stream = trio.lowlevel.FdStream(reply_r)
-    stack.push_async_callback(reply_stream.aclose)
-    report_r, report_w = os.pipe()
-    report_stream = trio.lowlevel.FdStream(report_r)
-    stack.push_async_callback(report_stream.aclose)
-    go_r, go_w = os.pipe()
-    stack.callback(os.close, go_w)
-    with ExitStack() as writers:
-        writers.callback(os.close, go_r)
-        writers.callback(os.close, reply_w)
-        writers.callback(os.close, report_w)
-        plan = sandbox.sandbox_plan(
-            reply_fd=reply_w,
-            go_fd=go_r,
-            report_fd=report_w,
-            readonly=_shown(job, files),
-            timeout_s=timeout_s,
-            cgroup_paths=cgroup_paths,
-            scratch_bytes=scratch_bytes,
-        )
-        # Shielded: until pid 1 is known, a cancelled start would leave a process that nobody can name.
+    async def end(self) -> None:
+        """Let go of all of it: every process, its cgroup, and what the host holds open. By its owner, once."""
         with trio.CancelScope(shield=True):
-            process = await start_helper(
-                plan,
-                pass_fds=(reply_w, go_r, report_w),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                # pid 1 inside keeps the environment that the helper was started with, and the worker can read it.
-                env=sandbox.worker_environment(),
-            )
-            writers.close()
-            worker = Worker(job, process, timeout_s, cgroup_paths, go_w, None, reply_stream)
-            report = b""
-            with trio.move_on_after(START_LIMIT_S):
-                while part := await report_stream.receive_some(64):
-                    report += part
-    worker.pid1 = _pidfd(report, process.pid)
-    if worker.pid1 is not None:
-        stack.callback(os.close, worker.pid1)
-        return worker
-    await _end(worker)
-    raise _error(worker, _unstarted(worker))
+            await self.stack.aclose()
+
+    async def kill(self) -> None:
+        """Kill what is left of it, and wait until it is gone; quick when it has ended.
+
+        Raises:
+            CheckerError: it does not end.
+        """
+        with trio.move_on_after(END_LIMIT_S, shield=True) as limit:
+            if self.pid1 is not None:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self.pid1, signal.SIGKILL)
+                # Readable once pid 1 is dead, and it dies last: the kernel waits for the namespace's other processes.
+                await trio.lowlevel.wait_readable(self.pid1)
+            else:
+                self.process.kill()
+            await self.process.wait()
+        if limit.cancelled_caught:
+            raise self.error(f"could not be ended within {END_LIMIT_S:g} s")
+
+    async def close_streams(self) -> None:
+        """Close what leads to it; it has ended."""
+        if self.pid1 is not None:
+            os.close(self.pid1)
+            self.pid1 = None
+        with trio.CancelScope(shield=True):
+            for stream in (self.process.stdin, self.process.stdout):
+                if stream is not None:
+                    await stream.aclose()
 
 
 def _pidfd(report: bytes, parent: int) -> int | None:
@@ -213,86 +306,15 @@ def _pidfd(report: bytes, parent: int) -> int | None:
     return fd
 
 
-def _shown(job: str, files: Mapping[str, Path]) -> dict[str, Path]:
-    top = job.partition(":")[0].partition(".")[0]
-    spec = importlib.util.find_spec(top)
-    if spec is None:
-        raise CheckerError(f"the job {job!r} cannot be found: no module {top!r}")
-    if spec.submodule_search_locations:
-        place = Path(next(iter(spec.submodule_search_locations)))
-        inside = top
-    else:
-        place = Path(spec.origin or "")
-        inside = place.name
-    shown = {
-        sandbox.MAIN: Path(__file__).with_name("worker_main.py"),
-        f"{sandbox.JOBS}/{inside}": place,
-        **sandbox.inside_libraries(),
-    }
-    for name, path in files.items():
-        if "/" in name or name in ("", ".", ".."):
-            raise CheckerError(f"{name!r} is no name for a worker's file: a plain name is needed")
-        shown[f"{sandbox.FILES}/{name}"] = path.resolve()
-    return shown
+def _listen() -> int:
+    """The descriptor of a listening socket in this thread's network namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as s:
+        s.bind(GUEST_ADDRESS)
+        s.listen(64)
+        return s.detach()
 
 
-def _call(request: Mapping[str, Any], job: str) -> bytes:
-    document = {
-        "job": job,
-        "path_first": [sandbox.JOBS],
-        "path_last": list(sandbox.inside_libraries()),
-        "request": dict(request),
-    }
-    return json.dumps(document).encode() + b"\n"
-
-
-def _listen_inside(pid: int) -> int:
-    """The descriptor of a socket that listens on 127.0.0.1:5000 in the network namespace of `pid`, our own child.
-
-    A socket belongs to the namespace of the thread that makes it, so a thread goes there and ends: one of trio's pool
-    would carry the namespace to the next task.
-    """
-    made: list[int] = []
-    faults: list[OSError] = []
-
-    def visit() -> None:
-        try:
-            with open(f"/proc/{pid}/ns/net", "rb") as f:
-                enter.setns(f.fileno(), "net")
-            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as s:
-                s.bind(GUEST_ADDRESS)
-                s.listen(64)
-                made.append(s.detach())
-        except OSError as e:
-            faults.append(e)
-
-    thread = threading.Thread(target=visit, name="drums-worker-listen")
-    thread.start()
-    thread.join()  # a few system calls on a namespace that nobody else uses
-    if faults:
-        raise CheckerError(f"no socket could be opened for the worker: {faults[0]}") from faults[0]
-    return made[0]
-
-
-async def _converse(worker: Worker) -> None:
-    process = worker.process
-    assert process.stdout is not None
-    async with trio.open_nursery() as outer:
-        if worker.guest is not None and worker.listener is not None:
-            listener, worker.listener = worker.listener, None
-            outer.start_soon(_serve, worker, worker.guest, listener, outer.cancel_scope)
-        async with trio.open_nursery() as nursery:
-            with suppress(BrokenPipeError):  # it died; the way that it did says more
-                os.write(worker.go, b"g")  # into an empty pipe: it does not block
-            nursery.start_soon(_drain, worker, process.stdout, outer.cancel_scope)
-            nursery.start_soon(_receive, worker, outer.cancel_scope)
-            await process.wait()
-        outer.cancel_scope.cancel()
-
-
-async def _serve(
-    worker: Worker, guest: Callable[[int], Awaitable[None]], listener: int, scope: trio.CancelScope
-) -> None:
+async def _serve(worker: Worker, guest: Guest, listener: int, scope: trio.CancelScope) -> None:
     try:
         await guest(listener)
         worker.fault = "lost its way to the desktop: the relay ended early"
@@ -301,13 +323,16 @@ async def _serve(
     scope.cancel()
 
 
-async def _feed(stream: trio.abc.SendStream, data: bytes) -> None:
+async def _feed(worker: Worker, call: bytes) -> None:
+    assert worker.process.stdin is not None
     with suppress(trio.BrokenResourceError):  # it died; the way that it did says more
-        await stream.send_all(data)
+        await worker.process.stdin.send_all(call)
     # It stays open: the worker ends when it closes, which it also does when this process dies.
 
 
-async def _drain(worker: Worker, stream: trio.abc.ReceiveStream, scope: trio.CancelScope | None = None) -> None:
+async def _drain(worker: Worker, scope: trio.CancelScope | None = None) -> None:
+    stream = worker.process.stdout
+    assert stream is not None
     total = 0
     while part := await stream.receive_some(_CHUNK):
         total += len(part)
@@ -321,46 +346,18 @@ async def _drain(worker: Worker, stream: trio.abc.ReceiveStream, scope: trio.Can
 
 
 async def _receive(worker: Worker, scope: trio.CancelScope) -> None:
+    with trio.move_on_after(BEGIN_LIMIT_S) as clock:
+        worker.begun = await worker.reply_stream.receive_some(1) == _BEGUN
+    if clock.cancelled_caught:
+        worker.unbegun = f"had not begun after {BEGIN_LIMIT_S:g} s"
+        scope.cancel()
+        return
     while part := await worker.reply_stream.receive_some(_CHUNK):
         worker.reply += part
         if len(worker.reply) > REPLY_LIMIT:
             worker.fault = f"sent a reply of more than {REPLY_LIMIT >> 20} MiB"
             scope.cancel()
             return
-
-
-async def _end(worker: Worker) -> None:
-    """Kill what is left of a worker and wait until it is gone; quick when it has ended. Twice is once."""
-    if worker.ended:
-        return
-    with trio.move_on_after(END_LIMIT_S, shield=True) as limit:
-        if worker.pid1 is not None:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(worker.pid1, signal.SIGKILL)
-            # Readable once pid 1 is dead, and it dies last: the kernel waits for the namespace's other processes.
-            await trio.lowlevel.wait_readable(worker.pid1)
-        else:
-            worker.process.kill()
-        await worker.process.wait()
-        if worker.pid1 is None and worker.process.stdout is not None:
-            with trio.move_on_after(1):  # what a plan that failed has written
-                await _drain(worker, worker.process.stdout)
-        for stream in (worker.process.stdin, worker.process.stdout):
-            if stream is not None:
-                await stream.aclose()
-        worker.ended = True
-    if limit.cancelled_caught:
-        raise _error(worker, f"could not be ended within {END_LIMIT_S:g} s")
-
-
-def _oom_kills(cgroup_paths: Sequence[Path]) -> int:
-    """How many processes the kernel has taken in these cgroups for want of memory (v2: memory.events)."""
-    return _counted(cgroup_paths, ("memory.events", "memory.oom_control"), "oom_kill")
-
-
-def _forks_refused(cgroup_paths: Sequence[Path]) -> int:
-    """How many forks the kernel has refused in these cgroups (cgroup-v1/pids.rst, cgroup-v2.rst: pids.events)."""
-    return _counted(cgroup_paths, ("pids.events",), "max")
 
 
 def _counted(cgroup_paths: Sequence[Path], names: Sequence[str], key: str) -> int:
@@ -379,10 +376,9 @@ def _unstarted(worker: Worker) -> str:
     return f"could not be started: {bytes(worker.output).decode(errors='replace').strip()[-500:]}"
 
 
-def _ending(worker: Worker, code: int, oom_kills: int) -> str:
-    if code == 125 and worker.output.startswith(b"drums-enter: "):
-        return _unstarted(worker)
-    if oom_kills:
+def _ending(worker: Worker, code: int) -> str:
+    # The kernel has taken one of its processes for want of memory (v2: memory.events).
+    if _counted(worker.cgroup_paths, ("memory.events", "memory.oom_control"), "oom_kill"):
         return "was killed for want of memory: it needs more than its cgroup allows"
     number = -code if code < 0 else code - 128  # the helper's own death, or the one that it passes on
     if number in {int(x) for x in signal.Signals}:
@@ -395,18 +391,18 @@ def _parse(worker: Worker) -> dict[str, Any]:
         reply = json.loads(worker.reply.decode(), object_pairs_hook=_unique, parse_constant=_refuse)
     except (ValueError, RecursionError) as e:
         shown = bytes(worker.reply[:200])
-        raise _error(worker, f"sent {shown!r}, which is no reply: {e}") from e
+        raise worker.error(f"sent {shown!r}, which is no reply: {e}") from e
     if isinstance(reply, dict) and set(reply) == {"ok", "value"} and reply["ok"] is True:
         value = reply["value"]
         if isinstance(value, dict):
             return value
-        raise _error(worker, f"answered {value!r:.200}, not an object")
+        raise worker.error(f"answered {value!r:.200}, not an object")
     texts = {"type", "message", "traceback"}
     if isinstance(reply, dict) and set(reply) == {"ok", *texts} and all(isinstance(reply[x], str) for x in texts):
         # The worker cuts them too, unless what it ran has taken it over.
         said = f"raised {reply['type'][:200]}: {reply['message'][:2000]}"
-        raise _error(worker, said, traceback=reply["traceback"][-8000:])
-    raise _error(worker, f"sent {bytes(worker.reply[:200])!r}, which is no reply")
+        raise worker.error(said, traceback=reply["traceback"][-8000:])
+    raise worker.error(f"sent {bytes(worker.reply[:200])!r}, which is no reply")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,9 +1,11 @@
-"""The program inside a worker's sandbox: reads one request, runs the job's function on it, writes one reply.
+"""The worker's own side of the sandbox: waits for one request, runs the job's function on it, writes one reply.
 
-Stand-alone: the standard library alone, and nothing of it that a job does not need anyway. The request is a JSON
-document in one line on standard input, which the host keeps open: it is the leash. When the host dies its end closes,
-and the kernel then ends this process, and with it the sandbox. What can be done before there is a desktop to ask (the
-module's `prepare`, its imports) is done at once; the job itself begins with a byte of the host's on another descriptor.
+Stand-alone: the standard library alone. It is started before anyone knows for what: then it imports what it is told to
+of the standard library, of which nothing else can be found yet, and says that it waits. The request is a JSON document
+in one line on standard input, which the host keeps open: it is the leash. When the host dies its end closes, and the
+kernel then ends this process, and with it the sandbox.
+
+The reply's descriptor gets a blank for "waits", a newline for "has a job", and then the reply in JSON.
 """
 
 from __future__ import annotations
@@ -31,19 +33,12 @@ def _reply(fd: int, document: dict[str, Any]) -> None:
         data = data[os.write(fd, data) :]
 
 
-def _outcome(call: dict[str, Any], go: int) -> dict[str, Any]:
+def _outcome(call: dict[str, Any]) -> dict[str, Any]:
     try:
         sys.path[:0] = call["path_first"]
         sys.path += call["path_last"]
-        name, _, function = call["job"].partition(":")
-        module = importlib.import_module(name)
-        job, prepare = getattr(module, function), getattr(module, "prepare", None)
-        request = prepare(call["request"]) if prepare else call["request"]
-        told = os.read(go, 1)
-        os.close(go)
-        if not told:
-            os._exit(3)
-        value = job(request)
+        module, _, function = call["job"].partition(":")
+        value = getattr(importlib.import_module(module), function)(call["request"])
         free = os.statvfs(".")
         if free.f_bavail * free.f_frsize < _SCRATCH_LEFT or free.f_favail < 8:
             # A checker that met ENOSPC has probably swallowed it.
@@ -70,9 +65,16 @@ def _leash() -> None:
 
 def main() -> None:
     """Serve the one request."""
-    fd, go = int(sys.argv[1]), int(sys.argv[2])
-    for x in (fd, go):
-        os.set_inheritable(x, False)
+    fd = int(sys.argv[1])
+    os.set_inheritable(fd, False)
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
+    # Python ignores it, and a file that is too large would then be an error that checkers swallow into a 0.
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    if hasattr(tarfile, "data_filter"):
+        # The default from Python 3.14 on: no member leaves the folder that an archive is unpacked to.
+        tarfile.TarFile.extraction_filter = staticmethod(tarfile.data_filter)
+    os.write(fd, b" ")
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         os._exit(3)
@@ -81,12 +83,8 @@ def main() -> None:
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    # Python ignores it, and a file that is too large would then be an error that checkers swallow into a 0.
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    if hasattr(tarfile, "data_filter"):
-        # The default from Python 3.14 on: no member leaves the folder that an archive is unpacked to.
-        tarfile.TarFile.extraction_filter = staticmethod(tarfile.data_filter)
-    _reply(fd, _outcome(call, go))
+    os.write(fd, b"\n")
+    _reply(fd, _outcome(call))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads that a job left do not hold the reply back

@@ -17,6 +17,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from drums_core.leftovers import WORKER_PREFIX
+
 _GONE = (FileNotFoundError, ProcessLookupError, NotADirectoryError)
 OWN_PATIENCE_S = 0.2
 OTHERS_PATIENCE_S = 5.0
@@ -95,7 +97,11 @@ class _Machine:
         return self.descends(pid, self._foreign_hosts | self._foreign_members)
 
     def is_foreign_cgroup(self, path: str) -> bool:
-        return path.rpartition("/")[2] in self._foreign_slots
+        name = path.rpartition("/")[2]
+        # A worker's is its host's affair while that lives (`w-PID-START-…`): some wait, and are replaced when used.
+        parts = name.split("-")
+        host = int(parts[1]) if name.startswith(WORKER_PREFIX) and len(parts) == 4 else os.getpid()
+        return name in self._foreign_slots or (host != os.getpid() and host in self.parents)
 
     def is_ours(self, pid: int) -> bool:
         return pid != os.getpid() and self.descends(pid, {os.getpid()})

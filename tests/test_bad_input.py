@@ -833,7 +833,7 @@ def played(request: pytest.FixtureRequest) -> Played:
     """The outcome of each scenario that a selected test asks for."""
     asked = [item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")]
     outcome = Played()
-    with scratch_state() as config:
+    with scratch_state(waiting_workers=0) as config:  # others come and go beside the scenarios
         before = take(config.state_dir)
         trio.run(_play, [name for name in SCENARIOS if name in asked], config, outcome)
         assert_unchanged(before, config.state_dir)

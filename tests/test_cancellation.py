@@ -270,11 +270,12 @@ def test_cancelled_from_outside_the_host_leaves_nothing() -> None:
             await attempt(lambda opened=opened: life(opened), step)  # type: ignore[misc]
             await _settled(before, config, f"a host, cancelled at step {step},")
 
-    _run(main)
+    _run(main, waiting_workers=1)
 
 
-def _run(main: Callable[[HostConfig], Awaitable[None]]) -> None:
-    with scratch_state() as config:
+def _run(main: Callable[[HostConfig], Awaitable[None]], *, waiting_workers: int = 0) -> None:
+    """Without workers that come and go beside, where what there is is counted while a host is open."""
+    with scratch_state(waiting_workers=waiting_workers) as config:
         before = take(config.state_dir)
         trio.run(main, config)
         assert_unchanged(before, config.state_dir)

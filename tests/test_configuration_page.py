@@ -14,7 +14,7 @@ import pytest
 from drums_core import config, copies
 from drums_core.config import HostConfig, load_config
 from drums_core.model import Limits
-from drums_core.verifying import WORKER_LIMITS
+from drums_verifiers.worker import LIMITS
 
 PAGE = (Path(__file__).parents[1] / "docs/configuration.md").read_text(encoding="utf-8")
 KEYS = {f.name for f in attrs.fields(HostConfig)} | {f"limits.{f.name}" for f in attrs.fields(Limits)}
@@ -89,4 +89,4 @@ def test_what_a_copy_takes() -> None:
     """The numbers in the paragraph on memory."""
     told = PAGE.replace("\n", " ")
     assert f"plus {copies.SPARE_MEMORY_BYTES >> 20} MiB of memory and {copies.SPARE_PIDS} processes" in told
-    assert f"{WORKER_LIMITS.memory_bytes >> 30} GiB" in told
+    assert f"{LIMITS.memory_bytes >> 30} GiB" in told

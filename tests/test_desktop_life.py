@@ -34,9 +34,12 @@ from drums.errors import (
     TaskUnsupported,
     VerifierNotFound,
 )
-from drums_core.host import Host
+from drums_core import desktop, load_config
+from drums_core.boot import boot
+from drums_core.host import Host, open_host
 from drums_core.model import SetupStep
 from drums_core.slot import Slot, SlotState
+from drums_core.sys.cgroups import Cgroup
 from drums_core.verdict import SPECIFIED_GATES
 
 pytestmark = requires("root", "criu")
@@ -720,6 +723,33 @@ def test_events(played: Played) -> None:
     assert [x.data["event"] for x in seen if x.kind == "desktop_event"][-1] == "Quarantined"
     crash = next(x for x in seen if x.kind == "verdict" and x.data["verdict"] == "invalid")
     assert crash.data["bad_gates"] == ["no_app_crash"] and crash.episode == seen[-2].episode
+
+
+async def test_a_boot_that_fails_half_way_waits_for_its_helper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The helper has ended before it is moved out of the desktop's cgroup: the kernel refuses, and it is reaped."""
+    helpers: list[trio.Process] = []
+    evict = Cgroup.evict
+
+    async def booted(*arguments: Any) -> tuple[trio.Process, int]:
+        helper, pid = await boot(*arguments)
+        helpers.append(helper)
+        return helper, pid
+
+    def evict_late(self: Cgroup, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        evict(self, pid)
+        raise ProcessLookupError(3, "planted: the kernel of another version takes a zombie")
+
+    monkeypatch.setattr(desktop, "boot", booted)
+    monkeypatch.setattr(Cgroup, "evict", evict_late)
+    async with open_host(load_config()) as host:
+        booting = desktop.Desktop(host.services, f"d-{uuid.uuid4().hex[:12]}", host.config.limits)
+        with pytest.raises(ProcessLookupError):
+            await booting.start_booted(host.images.load(host.config.image).layer)
+        await booting.stop()
+    assert helpers[0]._proc.returncode == -signal.SIGKILL  # unasked: a question would reap it
+    assert not booting.folder.exists()
 
 
 def test_nothing_is_left(played: Played) -> None:

@@ -21,7 +21,7 @@ from drums_core.config import HostConfig
 from drums_core.model import SetupStep, Task
 from drums_osworld import worker_job
 from drums_osworld.checker import OSWorldChecker, checkout_commit
-from drums_verifiers.worker import Worker
+from drums_verifiers.worker import Job, Worker
 
 needs_root = requires("root")
 
@@ -323,7 +323,7 @@ async def test_what_a_worker_answers_is_checked(bench: Bench, monkeypatch: pytes
     answers += [{"score": 1.0}, {"score": 1.0, "broken": "no"}, {"score": 1.0, "broken": ["swallowed"]}, {}]
     for answer in answers:
 
-        async def told(_: Worker, answer: dict[str, Any] = answer) -> dict[str, Any]:
+        async def told(_: Worker, job: Job, answer: dict[str, Any] = answer) -> dict[str, Any]:
             return answer
 
         monkeypatch.setattr(Worker, "answer", told)

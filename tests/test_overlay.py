@@ -248,14 +248,14 @@ def test_a_path_that_cannot_be_taken_away_undoes_the_mount(tree: Tree, monkeypat
 def test_interrupted_in_the_middle(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception of any kind between two layers undoes those before."""
     before = tree.names(), mount_count()
-    real = overlay._attach
+    real = overlay.attach_tree
 
     def attach(fd: int, place: Path) -> None:
         if place.name == "1":
             raise KeyboardInterrupt
         real(fd, place)
 
-    monkeypatch.setattr(overlay, "_attach", attach)
+    monkeypatch.setattr(overlay, "attach_tree", attach)
     with pytest.raises(KeyboardInterrupt):
         tree.mount(overlay._mount_by_paths)
     assert (tree.names(), mount_count()) == before

@@ -1,87 +1,64 @@
-"""The worker's sandbox, and everything that a worker can do instead of answering. Real processes, as root."""
+"""The worker's sandbox, and everything that a worker can do instead of answering. Real processes, as root.
+
+Each test runs twice: with a worker that is started for its job, and with one that has waited for it.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import psutil
 import pytest
 import trio
 from requires import requires
+from test_cancellation import attempt
+from worker_bench import Guest, gone, nothing_left, served, workers  # noqa: F401 - the fixture is used by being here
 
 from drums.errors import CheckerError
-from drums_core.leftovers import temporary_cgroup
-from drums_core.model import Limits
 from drums_verifiers import sandbox
-from drums_verifiers.worker import open_worker, run_worker
+from drums_verifiers.worker import LIMITS, Job, Kind
+from drums_verifiers.worker import Guest as Serve
+from drums_verifiers.workers import Workers
 
 pytestmark = requires("root")
+WAITED = {"now": False}
 
 
-async def run(function: str, request: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-    options.setdefault("timeout_s", 20)
-    return await run_worker(request or {}, job=f"worker_jobs:{function}", **options)
+@pytest.fixture(params=["started", "waited"], autouse=True)
+def way(request: pytest.FixtureRequest) -> str:
+    """Whether `run` takes a worker that has waited."""
+    WAITED["now"] = request.param == "waited"
+    return str(request.param)
 
 
-def workers() -> list[int]:
-    """Host pids of all processes with a worker's command line or a worker's ids."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "uids"]):
-        line = " ".join(process.info["cmdline"] or [])
-        uids = process.info["uids"]
-        if "worker_main.py" in line or (uids and uids.real == 65534 and "time.sleep" in line):
-            found.append(process.pid)
-    return found
-
-
-def gone(limit_s: float = 10.0) -> bool:
-    """Whether no worker is left; other sessions' short-lived ones are waited for."""
-    end = time.monotonic() + limit_s
-    while workers():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-@pytest.fixture(autouse=True)
-async def nothing_left() -> AsyncIterator[None]:
-    """No process, descriptor or mount of a worker outlives the test."""
-
-    def mounts() -> list[str]:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
-        return sorted(x.split()[4] for x in lines if x.split()[4].startswith(("/sys", "/drums")))
-
-    before = mounts(), len(os.listdir("/proc/self/fd"))
-    yield
-    assert not psutil.Process().children(recursive=True)
-    assert gone()
-    assert (mounts(), len(os.listdir("/proc/self/fd"))) == before
-
-
-class Guest:
-    """Answers `hello` on a listening descriptor that it takes over."""
-
-    def __init__(self) -> None:
-        self.listened = ""
-
-    async def __call__(self, fd: int) -> None:
-        listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=fd)))
-        self.listened = str(listener.socket.getsockname())
-
-        async def answer(stream: trio.SocketStream) -> None:
-            async with stream:
-                if await stream.receive_some(100):
-                    await stream.send_all(b"good day")
-
-        await trio.serve_listeners(answer, [listener])
+async def run(
+    function: str,
+    request: Mapping[str, Any] | None = None,
+    *,
+    guest: Serve | None = None,
+    files: Mapping[str, Path] | None = None,
+    **kind: Any,
+) -> dict[str, Any]:
+    workers = Workers(Kind(**{"timeout_s": 20, **kind}), 1)
+    job = Job(request or {}, function if ":" in function else f"worker_jobs:{function}", guest, files or {})
+    if not WAITED["now"]:
+        return await workers.run(job)
+    async with served(workers) as worker:
+        try:
+            return await workers.run(job)
+        finally:
+            assert worker not in workers._idle and worker.function == job.function
 
 
 async def test_sandbox_shows_nothing_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,12 +79,15 @@ async def test_sandbox_shows_nothing_of_the_host(tmp_path: Path, monkeypatch: py
     assert seen["writable"] == ["/drums/work"] and seen["listing"] == []
     assert not {os.readlink(f"/proc/self/ns/{x}") for x in seen["namespaces"]} & set(seen["namespaces"].values())
     assert seen["limits"]["CPU"] == [80, 80] and seen["limits"]["FSIZE"] == [1 << 30, 1 << 30]
-    assert seen["limits"]["CORE"] == [0, 0] and seen["limits"]["NPROC"] == [512, 512]
+    assert seen["limits"]["CORE"] == [0, 0]
     assert seen["links"] == ["lo"]
     assert seen["host_file"] == seen["shadow"] == "FileNotFoundError"
     assert seen["file"] == "b'for the worker'"
     assert seen["sysfs"] == "FileNotFoundError"
     assert seen["write_root"] == seen["write_usr"] == seen["write_job"] == "OSError"
+    assert {"/drums/job/worker_jobs.py", "/drums/lib/0", "/drums/files/given"} < set(seen["mounts"])
+    for place in (x for x in seen["mounts"] if x.startswith("/drums/") and x != "/drums/work"):
+        assert {"ro", "nosuid", "nodev"} <= set(seen["mounts"][place]), place
     assert seen["write_work"] == "'1'"
     assert seen["execute_work"] == "PermissionError"
     assert seen["internet"] == "OSError" and seen["guest"] == "None"
@@ -249,46 +229,38 @@ async def test_second_reply_is_an_error() -> None:
 @pytest.mark.parametrize("job", ["no_such_module_anywhere:run", "worker_jobs:no_such_function"])
 async def test_unknown_job_is_an_error(job: str) -> None:
     with pytest.raises(CheckerError, match="no_such"):
-        await run_worker({}, job=job, timeout_s=5)
+        await run(job, timeout_s=5)
 
 
 async def test_sandbox_that_cannot_be_built_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckerError, match=r"could not be started: .*cgroup\.procs"):
-        await run("echo", cgroup_paths=[tmp_path / "no" / "cgroup"])
     with pytest.raises(CheckerError, match=r"could not be started: .*mount"):
+        await Workers(Kind(20, scratch_bytes=-1)).run(Job({}, "worker_jobs:echo"))
+    with pytest.raises(CheckerError, match="missing' cannot be shown to a worker"):
         await run("echo", files={"x": tmp_path / "missing"})
 
 
-@pytest.fixture
-def memory_cgroup() -> Iterator[Path]:
-    """A cgroup that allows 64 MiB, on either version."""
-    first = Path("/sys/fs/cgroup/memory")
-    version_1 = first.is_dir()
-    path = (first if version_1 else Path("/sys/fs/cgroup")) / f"drums-test-worker-{os.getpid()}"
-    if not version_1:
-        Path("/sys/fs/cgroup/cgroup.subtree_control").write_text("+memory")
-    path.mkdir()
-    try:
-        (path / ("memory.limit_in_bytes" if version_1 else "memory.max")).write_text(str(64 << 20))
-        yield path
-    finally:
-        path.rmdir()
-
-
-async def test_memory_limit_kills_and_says_so(memory_cgroup: Path) -> None:
-    assert await run("echo", {"a": 1}, cgroup_paths=[memory_cgroup]) == {"a": 1}
+async def test_memory_limit_kills_and_says_so() -> None:
+    limits = attrs.evolve(LIMITS, memory_bytes=64 << 20)
+    assert await run("echo", {"a": 1}, limits=limits) == {"a": 1}
     with pytest.raises(CheckerError, match="for want of memory"):
-        await run("eat", cgroup_paths=[memory_cgroup])
+        await run("eat", limits=limits)
 
 
 async def test_process_limit_is_its_own_and_shows() -> None:
     """What one worker takes, another does not miss; a refusal that a checker swallows withholds its answer."""
-    async with temporary_cgroup(Limits(pids=64)) as one, temporary_cgroup(Limits(pids=64)) as other:
-        seen = await run("probe", {"secret": "/none"}, cgroup_paths=other.paths)
-        assert seen["limits"]["NPROC"] == [-1, -1] or seen["limits"]["NPROC"][1] > 512
+    limits = attrs.evolve(LIMITS, pids=64)
+    seen = await run("probe", {"secret": "/none"}, limits=limits)
+    assert seen["limits"]["NPROC"] == [-1, -1] or seen["limits"]["NPROC"][1] > 512
+    others: list[dict[str, Any]] = []
+
+    async def beside() -> None:
+        others.append(await run("leave", limits=limits))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(beside)
         with pytest.raises(CheckerError, match="more processes and threads than its cgroup allows"):
-            await run("swarm", cgroup_paths=one.paths)
-        assert await run("leave", cgroup_paths=other.paths) == {"left": True}
+            await run("swarm", limits=limits)
+    assert others == [{"left": True}]
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.005, 0.02, 0.04, 0.06, 0.1, 0.3])
@@ -296,53 +268,6 @@ async def test_cancellation_leaves_nothing(after_s: float) -> None:
     with trio.move_on_after(after_s) as scope:
         await run("hang", guest=Guest())
     assert scope.cancelled_caught
-
-
-@pytest.mark.parametrize("after_s", [0.0, 0.005, 0.04, 0.1, 0.3])
-async def test_one_that_is_never_asked_leaves_nothing(after_s: float) -> None:
-    """Given up while it starts, or while it waits."""
-    with trio.move_on_after(after_s):
-        async with open_worker({}, job="worker_jobs:hang", timeout_s=20, guest=Guest()):
-            await trio.sleep_forever()
-    async with open_worker({}, job="worker_jobs:hang", timeout_s=20, guest=Guest()):
-        pass
-
-
-async def test_it_prepares_before_it_is_asked_and_begins_when_it_is() -> None:
-    """What `prepare` does is done; the job has not begun, and nobody serves the guest yet."""
-    guest = Guest()
-    async with open_worker({"x": 1}, job="prepared_jobs:run", timeout_s=20, guest=guest) as worker:
-        assert worker.process.stdout is not None
-        with trio.fail_after(60):
-            assert await worker.process.stdout.receive_some(100) == b"prepared\n"
-        await trio.sleep(0.2)
-        before = time.time()
-        assert worker.reply == b"" and guest.listened == ""
-        answer = await worker.answer()
-    assert answer["prepared"] < before <= answer["began"]
-    assert answer["request"] == {"x": 1} and answer["answer"] == "good day" and guest.listened
-
-
-async def test_what_goes_wrong_before_it_is_asked_is_told_when_it_is() -> None:
-    for fault, told in (("raise", "raised KeyError"), ("die", "killed by SIGKILL"), ("exit", "ended with code 7")):
-        async with open_worker({"fault": fault}, job="prepared_jobs:run", timeout_s=20) as worker:
-            with pytest.raises(CheckerError, match=told):
-                await worker.answer()
-    async with open_worker({"fault": "hang"}, job="prepared_jobs:run", timeout_s=0.2) as worker:
-        with pytest.raises(CheckerError, match="did not finish within"):
-            await worker.answer()
-
-
-@pytest.mark.parametrize("waits_for", ["an answer", "its host"])
-async def test_killing_the_helper_kills_everything_that_waits(waits_for: str) -> None:
-    async with open_worker({}, job="worker_jobs:echo", timeout_s=20) as worker:
-        with trio.fail_after(20):
-            while not workers():  # noqa: ASYNC110 - other processes, which set no event
-                await trio.sleep(0.05)
-        worker.process.kill()
-        if waits_for == "an answer":
-            with pytest.raises(CheckerError, match="killed by SIGKILL"):
-                await worker.answer()
 
 
 async def test_killing_the_helper_kills_everything() -> None:
@@ -357,26 +282,23 @@ async def test_killing_the_helper_kills_everything() -> None:
             await run("hang")
 
 
-@pytest.mark.parametrize(
-    ("job", "asked", "processes"),
-    [("worker_jobs:hang", True, 4), ("worker_jobs:hang", False, 1), ("prepared_jobs:run", False, 1)],
-    ids=["works", "waits", "prepares"],
-)
-async def test_workers_do_not_outlive_a_host_that_is_killed(job: str, asked: bool, processes: int) -> None:
-    """Whether they work, wait to be asked, or prepare without end."""
+async def test_workers_do_not_outlive_a_host_that_is_killed(way: str) -> None:
+    """Whether they work, or wait."""
+    doing = "workers.serve()" if way == "waited" else "workers.run(Job({}, 'worker_jobs:hang'))"
     code = f"""
 import trio
-from drums_verifiers.worker import open_worker
+from drums_verifiers.worker import Job, Kind
+from drums_verifiers.workers import Workers
 async def main():
-    async with open_worker({{'fault': 'hang'}}, job={job!r}, timeout_s=1000) as worker:
-        await (worker.answer() if {asked!r} else trio.sleep_forever())
+    workers = Workers(Kind(1000), 3)
+    await {doing}
 trio.run(main)
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     host = await trio.lowlevel.open_process([sys.executable, "-c", code], env=environment)
     try:
         with trio.fail_after(60):
-            while len(workers()) < processes:  # noqa: ASYNC110 - other processes, which set no event
+            while len(workers()) < (3 if way == "waited" else 4):  # noqa: ASYNC110 - other processes, without an event
                 await trio.sleep(0.05)
     finally:
         host.kill()
@@ -400,3 +322,36 @@ async def test_several_at_once_are_apart() -> None:
 async def test_interpreter_lies_where_no_system_folder_hides_it() -> None:
     assert not set(sandbox.interpreter_paths()) & {Path("/usr"), Path("/usr/bin")}
     assert all(x.exists() for x in sandbox.interpreter_paths())
+
+
+async def test_cancelled_at_every_await_nothing_is_left_and_no_neighbour_disturbed(way: str) -> None:
+    """A worker that two tasks ended once made the wait for another process fail, and that process was never waited for.
+
+    What is never waited for is told as the interpreter finds it, and fails the test.
+    """
+    groups: list[BaseException] = []
+    over = trio.Event()
+
+    async def neighbour() -> None:
+        while not over.is_set():
+            try:
+                await trio.run_process(["/bin/sleep", "0.01"])
+            except BaseExceptionGroup as e:
+                groups.append(e)
+
+    found: dict[str, Any] = {}
+    async with trio.open_nursery() as neighbours:
+        for _ in range(3):
+            neighbours.start_soon(neighbour)
+        kind = Workers(Kind(20), 1)
+        for step in range(1000):
+            job = Job({"step": step}, "worker_jobs:echo", Guest())
+            async with served(kind) if way == "waited" else nullcontext():
+                ended, found = await attempt(partial(kind.run, job), step, before=step % 2 == 1)
+            gc.collect()
+            assert not workers(), step
+            if ended:
+                break
+        over.set()
+    assert found == {"step": step} and step > 15
+    assert not groups

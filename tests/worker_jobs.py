@@ -44,6 +44,7 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
         "ids": [os.getresuid(), os.getresgid(), os.getgroups()],
         "status": status,
         "pids": sorted(int(x) for x in os.listdir("/proc") if x.isdigit()),
+        "mounts": {x[1]: x[3].split(",") for x in mounts},
         "writable": [x[1] for x in mounts if "rw" in x[3].split(",") and x[2] != "proc"],
         "fds": sorted(int(x) for x in os.listdir("/proc/self/fd")),
         "environment": dict(os.environ),

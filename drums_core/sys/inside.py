@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
-from drums_core.sys.enter import setns
+from drums_core.sys.enter import checked, libc, setns
 
 T = TypeVar("T")
+_CLONE_FS = 0x200
 NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "time")
 
 
@@ -19,13 +20,20 @@ def in_namespace(fd: int, kind: str, work: Callable[[], T]) -> T:
     """Run `work` in a thread of its own that has entered the namespace, and then ends.
 
     Never in a pooled thread: one that failed to come back would poison the pool (setns(2) acts on a thread).
-    Blocks until `work` is done.
+    Blocks until `work` is done. In a mount namespace, `work` imports and opens nothing that it does not mean to find
+    there: root and working folder are that namespace's.
+
+    Args:
+        fd: of the namespace, or of a process that is in it (pidfd_open(2)).
     """
     result: list[T] = []
     failure: list[BaseException] = []
 
     def enter() -> None:
         try:
+            if kind == "mnt":
+                # A thread that shares root and working folder with others may not leave them (setns(2)).
+                checked(libc.unshare(_CLONE_FS), "unshare fs")
             setns(fd, kind)
             result.append(work())
         except BaseException as e:  # noqa: BLE001 - handed on to the caller below

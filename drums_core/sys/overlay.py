@@ -30,7 +30,7 @@ from drums_core.sys.enter import checked, libc, mount
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 442
 _AT_FDCWD = -100
 _OPEN_TREE_CLONE, _O_CLOEXEC, _AT_EMPTY_PATH = 1, 0x80000, 0x1000
-_ATTR_RDONLY, _ATTR_IDMAP = 0x1, 0x100000
+_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_IDMAP = 0x1, 0x2, 0x4, 0x100000
 _SET_STRING, _SET_FD, _CMD_CREATE = 1, 5, 6
 _FSOPEN_CLOEXEC, _FSMOUNT_CLOEXEC, _MOVE_F_EMPTY_PATH = 1, 1, 4
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
@@ -58,12 +58,17 @@ class Layer:
     shifted: bool
 
 
-def clone_tree(path: Path, idmap_fd: int | None) -> int:
-    """A detached read-only clone of a directory's mount, id-mapped by a user namespace when one is given."""
+def clone_tree(path: Path, idmap_fd: int | None, *, bare: bool = False) -> int:
+    """A detached read-only clone of the mount of a directory or a file.
+
+    Args:
+        idmap_fd: a user namespace that id-maps it, or None.
+        bare: without set-id programs and devices.
+    """
     fd = checked(
         libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(path), _OPEN_TREE_CLONE | _O_CLOEXEC), f"open_tree {path}"
     )
-    attributes = _ATTR_RDONLY | (0 if idmap_fd is None else _ATTR_IDMAP)
+    attributes = _ATTR_RDONLY | (0 if idmap_fd is None else _ATTR_IDMAP) | (_ATTR_NOSUID | _ATTR_NODEV if bare else 0)
     request = struct.pack("QQQQ", attributes, 0, 0, idmap_fd or 0)
     try:
         checked(libc.syscall(_MOUNT_SETATTR, fd, b"", _AT_EMPTY_PATH, request, len(request)), f"mount_setattr {path}")
@@ -128,7 +133,7 @@ def _mount_by_descriptors(target: Path, layers: Sequence[Layer], upper: Path, wo
         configure(_CMD_CREATE, None, None, 0, "create")
         mounted = checked(libc.syscall(_FSMOUNT, fs, _FSMOUNT_CLOEXEC, 0), "fsmount overlay")
         stack.callback(os.close, mounted)
-        _attach(mounted, target)
+        attach_tree(mounted, target)
 
 
 def _mount_by_paths(target: Path, layers: Sequence[Layer], upper: Path, work: Path, idmap_fd: int) -> None:
@@ -143,7 +148,7 @@ def _mount_by_paths(target: Path, layers: Sequence[Layer], upper: Path, work: Pa
             stack.callback(_remove_folder, place)
             tree = clone_tree(layer.path, None if layer.shifted else idmap_fd)
             try:
-                _attach(tree, place)
+                attach_tree(tree, place)
             finally:
                 os.close(tree)
             stack.callback(_detach, place)
@@ -181,7 +186,7 @@ def _escaped(path: Path) -> str:
     return re.sub(r"([\\,:])", r"\\\1", str(path))
 
 
-def _attach(tree: int, place: Path) -> None:
+def attach_tree(tree: int, place: Path) -> None:
     """Give a detached mount a path."""
     checked(
         libc.syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(place), _MOVE_F_EMPTY_PATH),
