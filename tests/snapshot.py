@@ -80,6 +80,9 @@ class _Machine:
             if os.path.isdir(f"{state}/slots")
             for entry in os.listdir(f"{state}/slots")
         }
+        for root in _cgroup_roots():
+            with contextlib.suppress(OSError):
+                self._foreign_slots |= {name for name in os.listdir(root / "drums") if self._is_of_another_worker(name)}
         self._foreign_members = {
             pid for root in _cgroup_roots() for name in self._foreign_slots for pid in _members(f"{root}/drums/{name}")
         }
@@ -97,11 +100,13 @@ class _Machine:
         return self.descends(pid, self._foreign_hosts | self._foreign_members)
 
     def is_foreign_cgroup(self, path: str) -> bool:
-        name = path.rpartition("/")[2]
-        # A worker's is its host's affair while that lives (`w-PID-START-…`): some wait, and are replaced when used.
+        return path.rpartition("/")[2] in self._foreign_slots
+
+    def _is_of_another_worker(self, name: str) -> bool:
+        """Whether it is a worker's of another process that lives (`w-PID-START-…`): some wait, and come and go."""
         parts = name.split("-")
         host = int(parts[1]) if name.startswith(WORKER_PREFIX) and len(parts) == 4 else os.getpid()
-        return name in self._foreign_slots or (host != os.getpid() and host in self.parents)
+        return host != os.getpid() and host in self.parents
 
     def is_ours(self, pid: int) -> bool:
         return pid != os.getpid() and self.descends(pid, {os.getpid()})
