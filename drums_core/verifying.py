@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ from drums_core.end_states import EndState
 from drums_core.guest_gateway import serve_guest
 from drums_core.leftovers import temporary_cgroup
 from drums_core.model import Cause, Json, Limits, Phase, Reward, SetupStep, Task
+from drums_core.port_gateway import GRADED_PORTS, PortGateway
+from drums_core.ports import PortUses
 from drums_core.setup import run_steps
 
 if TYPE_CHECKING:
@@ -44,11 +47,13 @@ class Failure:
         message: in words.
         cause: who brought it about, None where nothing shows it.
         evidence: what shows it.
+        ports: those of the desktop that could not be asked.
     """
 
     message: str
     cause: Cause | None = None
     evidence: list[str] = attrs.field(factory=list)
+    ports: frozenset[int] = frozenset()
 
 
 def checker_for(checkers: Mapping[str, tuple[Checker, PluginId]], task: Task) -> tuple[str, Checker, PluginId]:
@@ -88,7 +93,10 @@ async def grade(slot: Slot, *, in_place: bool, keep: bool) -> Reward:
         await end_states.sweep(host.services.store, host.config)
     facts: dict[str, Json] = {"graded": check.graded}
     if error is not None:
-        cause, seen = await trio.to_thread.run_sync(lambda: blame(desktop, acted=slot.has_acted))
+        # A program that crashed is a gate's affair; one that the agent has closed is the agent's.
+        listened = episode.listened if error.ports and episode.validity.valid else frozenset()
+        look = partial(blame, desktop, acted=slot.has_acted, listened=listened)
+        cause, seen = await trio.to_thread.run_sync(look)
         if cause is not None and error.cause in (None, Cause.INFRASTRUCTURE):
             error = attrs.evolve(error, cause=cause)
         error = _without_blame(error, acted=slot.has_acted)
@@ -145,7 +153,9 @@ class _Check:
         try:
             return await self._score(host, opening), None
         except CheckerError as e:
-            return None, Failure(str(e), e.facts.get("cause"), list(e.facts.get("evidence", ())))
+            facts = e.facts
+            ports = frozenset(facts.get("ports", ()))
+            return None, Failure(str(e), facts.get("cause"), list(facts.get("evidence", ())), ports)
         except DrumsError as e:
             return None, Failure(f"{type(e).__name__}: {e.message}")
         except Exception as e:  # noqa: BLE001 - a checker that raises gives no score, and says why
@@ -172,6 +182,7 @@ class _Check:
                     worker_cgroups=tuple(cgroup.paths),
                     pinned=self.pinned,
                     findings=self.findings,
+                    serve_ports={port: partial(asking.ports.serve, port) for port in GRADED_PORTS},
                 )
                 async with opening as asking.place:
                     if isinstance(asking.place, Copy):
@@ -199,6 +210,18 @@ class _Asking:
     failures: list[str] = attrs.field(factory=list)
     _hostile: list[str] = attrs.field(factory=list)
     _faults: list[CheckerError] = attrs.field(factory=list)
+    ports: PortGateway = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.ports = PortGateway(self._connect, self.failures, self._hostile)
+
+    @asynccontextmanager
+    async def _connect(self, port: int) -> AsyncIterator[trio.SocketStream]:
+        place = self.place
+        assert place is not None, "there is no desktop yet"
+        stream = place.connect_port(port) if isinstance(place, Copy) else PortUses().open(place.guest.netns_fd, port)
+        async with stream as opened:
+            yield opened
 
     async def serve(self, fd: int) -> None:
         """`CheckContext.serve_guest`."""
@@ -238,6 +261,8 @@ class _Asking:
                 self._faults.insert(0, place.fault)
             if self._faults and e is not self._faults[0]:
                 raise self._faults[0] from e
+            if self.ports.failed:
+                e.facts["ports"] = self.ports.failed
             if self._hostile:
                 e.facts.update(cause=Cause.AGENT, evidence=self._hostile)
             raise

@@ -107,7 +107,13 @@ class OSWorldChecker:
         source = f"OSWorld's {evaluator['func']!r}"
         request, files = await self._request(context)
         answer, broken = await ask_worker(
-            context, request, job=JOB, source=source, timeout_s=self._config.checker_timeout_s, files=files
+            context,
+            request,
+            job=JOB,
+            source=source,
+            timeout_s=self._config.checker_timeout_s,
+            files=files,
+            ports=context.serve_ports,
         )
         if broken:
             error = CheckerError(f"{source} could not be run: {broken[0]}", hint=_remedy(broken[0]), reasons=broken)

@@ -26,7 +26,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+from drums_osworld.worker_browser import watch_playwright, watched
+
 GUEST = ("127.0.0.1", 5000)
+BROWSER_PORT, VLC_PORT = 9222, 8080
 CACHE = "cache"
 KEPT = "/drums/files/cache"
 COMPARED = "/drums/files/compared"
@@ -198,6 +201,7 @@ def load(kind: str, symbols: Mapping[str, Mapping[str, str]]) -> dict[str, Calla
         module = importlib.import_module(f"desktop_env.evaluators.{kind}.{place['module']}")
         # Before the builtin's, the module's own globals are looked up: what the desktop wrote is never run.
         vars(module)["eval"] = literal
+        watch_playwright(module, broken)
         out[name] = getattr(module, place["attribute"])
     return out
 
@@ -228,8 +232,10 @@ def guard_network(fetched: Mapping[str, Mapping[str, str]]) -> None:
         fetched: URLs that are answered with a file of `COMPARED` (`file`), or with why the host has none (`cause`).
     """
 
+    reached = {GUEST, (GUEST[0], BROWSER_PORT), (GUEST[0], VLC_PORT)}
+
     def audit(event: str, args: tuple[Any, ...]) -> None:
-        if event == "socket.connect" and isinstance(args[1], tuple) and args[1][:2] != GUEST:
+        if event == "socket.connect" and isinstance(args[1], tuple) and args[1][:2] not in reached:
             raise broken(f"a connection to {args[1][0]}:{args[1][1]} was asked for, which a checker's worker has not")
         if event == "socket.getaddrinfo" and args[0] not in (GUEST[0], None):
             raise broken(f"the network address {args[0]!r} was asked for, which a checker's worker has not")
@@ -266,7 +272,8 @@ class Env:
 
     vm_ip = GUEST[0]
     server_port = GUEST[1]
-    vlc_port = 8080  # nothing listens there: a request fails, and is recorded
+    chromium_port = BROWSER_PORT
+    vlc_port = VLC_PORT
     vm_platform = "Linux"
     vm_machine = "x86_64"
     current_use_proxy = False
@@ -274,11 +281,6 @@ class Env:
     def __init__(self, cache_dir: str, make_controller: Callable[[], Any]) -> None:
         self.cache_dir = cache_dir
         self.controller = make_controller()
-
-    @property
-    def chromium_port(self) -> int:
-        """The browser's debugging port; a driver's failure to connect would pass for an answer, so it is not named."""
-        raise broken("the browser's debugging port cannot be reached from a checker's worker")
 
     @property
     def vm_screen_size(self) -> Any:
@@ -382,6 +384,7 @@ def run(prepared: Prepared) -> dict[str, Any]:
     score: Any = None
     try:
         env = Env(os.path.abspath(CACHE), controller)
+        getters = watched(getters, broken)
         # A copy: `rule_relativeTime` writes into its configuration.
         score = _plain(evaluate(copy.deepcopy(request["evaluator"]), env, metrics, getters))
     except WorkerBroken:

@@ -9,7 +9,7 @@ from typing import Any
 from drums.errors import CheckerError, DesktopError
 from drums_core.abc import CheckContext
 from drums_core.model import SetupStep
-from drums_verifiers.worker import run_worker
+from drums_verifiers.worker import Serve, run_worker
 
 
 async def run_postconfig(context: CheckContext, steps: Sequence[SetupStep]) -> None:
@@ -34,12 +34,13 @@ async def ask_worker(
     source: str,
     timeout_s: float,
     files: Mapping[str, Path],
+    ports: Mapping[int, Serve] | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """What a worker answers about the desktop that is checked, which it can ask.
 
     Args:
         context: the check.
-        request, job, timeout_s, files: as for `run_worker`.
+        request, job, timeout_s, files, ports: as for `run_worker`.
         source: whose answer it is, for messages.
 
     Returns:
@@ -57,6 +58,7 @@ async def ask_worker(
             cgroup_paths=context.worker_cgroups,
             guest=context.serve_guest,
             files=files,
+            ports=ports,
         )
     except CheckerError as e:
         refuse_unasked(context.transport_failures, e)

@@ -1,7 +1,7 @@
 """Running a job in a sandboxed worker process, from the host.
 
-One process per job, so that nothing of one check reaches the next. The worker's only way out is the listening socket
-127.0.0.1:5000 of its own network namespace, which the host opens there and serves itself.
+One process per job, so that nothing of one check reaches the next. The worker's only way out are listening sockets of
+its own network namespace, 127.0.0.1:5000 and what it is given besides, which the host opens there and serves itself.
 
 Everything that goes wrong is a `CheckerError`, never a value: no reply, a wrong one, a death by signal, a flood,
 a time-out. What the worker says cannot be trusted further than the code that runs in it: a job that executes what a
@@ -30,13 +30,16 @@ from drums_core.sys import enter
 from drums_core.sys.helper import start_helper
 from drums_verifiers import sandbox
 
-GUEST_ADDRESS = ("127.0.0.1", 5000)
+GUEST_PORT = 5000
 REPLY_LIMIT = 4 << 20
 OUTPUT_LIMIT = 64 << 20
 OUTPUT_TAIL = 64 << 10
 START_LIMIT_S = 20.0
 END_LIMIT_S = 10.0
 _CHUNK = 1 << 16
+
+Serve = Callable[[int], Awaitable[None]]
+"""Serves a listening socket, given its descriptor, which it takes over, until cancelled."""
 
 
 @asynccontextmanager
@@ -46,9 +49,10 @@ async def open_worker(
     job: str,
     timeout_s: float,
     cgroup_paths: Sequence[Path] = (),
-    guest: Callable[[int], Awaitable[None]] | None = None,
+    guest: Serve | None = None,
     files: Mapping[str, Path] | None = None,
     scratch_bytes: int = 1 << 30,
+    ports: Mapping[int, Serve] | None = None,
 ) -> AsyncIterator[Worker]:
     """A worker that has its request, has imported the job's module, and waits for `Worker.answer`. Needs root.
 
@@ -59,10 +63,11 @@ async def open_worker(
             Python path but the installed packages. Importing it must need the standard library only.
         timeout_s: wall-clock seconds that the worker may take once it is asked for its answer.
         cgroup_paths: cgroup directories that it joins. Without one its memory is unlimited.
-        guest: serves the worker's 127.0.0.1:5000, given the listening socket's descriptor, which it takes over, until
-            cancelled. None leaves the worker without any network. Called with the answer: who connects earlier waits.
+        guest: serves the worker's 127.0.0.1:5000. Called with the answer: who connects earlier waits. Without it, and
+            without `ports`, the worker has no network at all.
         files: name -> file or folder on the host, shown read-only as `/drums/files/NAME`.
         scratch_bytes: size of the worker's scratch directory, which is its working directory.
+        ports: serve other ports of its 127.0.0.1, likewise.
 
     Raises:
         CheckerError: it could not be started.
@@ -73,9 +78,9 @@ async def open_worker(
         worker = await _start(stack, job, timeout_s, cgroup_paths, files or {}, scratch_bytes)
         stack.push_async_callback(_end, worker)
         worker.kills, worker.refused = _oom_kills(cgroup_paths), _forks_refused(cgroup_paths)
-        if guest is not None:
-            worker.guest, worker.listener = guest, _listen_inside(worker.process.pid)
-            stack.callback(worker.close_listener)
+        stack.callback(worker.close_listeners)
+        for port, serve in {**({} if guest is None else {GUEST_PORT: guest}), **(ports or {})}.items():
+            worker.served.append((serve, _listen_inside(worker.process.pid, port)))
         assert worker.process.stdin is not None
         with trio.move_on_after(START_LIMIT_S):  # one that does not read it will not answer either
             await _feed(worker.process.stdin, _call(request, job))
@@ -99,8 +104,7 @@ class Worker:
     go: int  # descriptor: a byte written there lets the job begin
     pid1: int | None  # pidfd of the namespace's pid 1
     reply_stream: trio.lowlevel.FdStream
-    guest: Callable[[int], Awaitable[None]] | None = None
-    listener: int | None = None
+    served: list[tuple[Serve, int]] = attrs.field(factory=list)  # and the socket's descriptor, until it is taken over
     kills: int = 0
     refused: int = 0
     reply: bytearray = attrs.field(factory=bytearray)
@@ -123,18 +127,18 @@ class Worker:
             raise _error(self, f"did not finish within {self.timeout_s:g} s")
         if self.fault:
             raise _error(self, self.fault)
-        if self.process.returncode:
-            raise _error(self, _ending(self, self.process.returncode, _oom_kills(self.cgroup_paths) - self.kills))
+        killed = _oom_kills(self.cgroup_paths) - self.kills
+        if self.process.returncode or killed:  # of a child that was killed, it has probably swallowed the loss
+            raise _error(self, _ending(self, self.process.returncode or 0, killed))
         if _forks_refused(self.cgroup_paths) > self.refused:
             # What met the refusal has probably swallowed it.
             raise _error(self, "wanted more processes and threads than its cgroup allows")
         return _parse(self)
 
-    def close_listener(self) -> None:
-        """Close the listening socket, where nobody has taken it over."""
-        if self.listener is not None:
-            os.close(self.listener)
-            self.listener = None
+    def close_listeners(self) -> None:
+        """Close the listening sockets that nobody has taken over."""
+        while self.served:
+            os.close(self.served.pop()[1])
 
 
 def _error(worker: Worker, what: str, **facts: Any) -> CheckerError:
@@ -246,8 +250,8 @@ def _call(request: Mapping[str, Any], job: str) -> bytes:
     return json.dumps(document).encode() + b"\n"
 
 
-def _listen_inside(pid: int) -> int:
-    """The descriptor of a socket that listens on 127.0.0.1:5000 in the network namespace of `pid`, our own child.
+def _listen_inside(pid: int, port: int) -> int:
+    """The descriptor of a socket that listens on 127.0.0.1 in the network namespace of `pid`, our own child.
 
     A socket belongs to the namespace of the thread that makes it, so a thread goes there and ends: one of trio's pool
     would carry the namespace to the next task.
@@ -260,7 +264,7 @@ def _listen_inside(pid: int) -> int:
             with open(f"/proc/{pid}/ns/net", "rb") as f:
                 enter.setns(f.fileno(), "net")
             with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as s:
-                s.bind(GUEST_ADDRESS)
+                s.bind(("127.0.0.1", port))
                 s.listen(64)
                 made.append(s.detach())
         except OSError as e:
@@ -278,9 +282,8 @@ async def _converse(worker: Worker) -> None:
     process = worker.process
     assert process.stdout is not None
     async with trio.open_nursery() as outer:
-        if worker.guest is not None and worker.listener is not None:
-            listener, worker.listener = worker.listener, None
-            outer.start_soon(_serve, worker, worker.guest, listener, outer.cancel_scope)
+        while worker.served:
+            outer.start_soon(_serve, worker, *worker.served.pop(), outer.cancel_scope)
         async with trio.open_nursery() as nursery:
             with suppress(BrokenPipeError):  # it died; the way that it did says more
                 os.write(worker.go, b"g")  # into an empty pipe: it does not block
@@ -290,11 +293,9 @@ async def _converse(worker: Worker) -> None:
         outer.cancel_scope.cancel()
 
 
-async def _serve(
-    worker: Worker, guest: Callable[[int], Awaitable[None]], listener: int, scope: trio.CancelScope
-) -> None:
+async def _serve(worker: Worker, serve: Serve, listener: int, scope: trio.CancelScope) -> None:
     try:
-        await guest(listener)
+        await serve(listener)
         worker.fault = "lost its way to the desktop: the relay ended early"
     except Exception as e:  # noqa: BLE001 - of foreign code; a worker without its desktop would score 0
         worker.fault = f"lost its way to the desktop: {e!r}"
