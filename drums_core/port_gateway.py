@@ -96,12 +96,15 @@ class PortGateway:
                 both = nursery.cancel_scope
                 nursery.start_soon(self._inwards, talk, worker, desktop, both, unanswered)
                 nursery.start_soon(self._outwards, talk, worker, desktop, both, unanswered)
-        except (DrumsError, PortClosed, *_BROKEN) as e:
-            talk.fault = str(e)
-        if talk.final:
-            self._note(talk)
-        elif talk.fault:
-            unanswered[:] = [talk]
+        except DrumsError as e:
+            talk.fault = e.message
+        except (PortClosed, *_BROKEN) as e:
+            talk.fault = f"port {talk.port} of the desktop: {e}"
+        finally:
+            if talk.final:
+                self._note(talk)
+            elif talk.fault:
+                unanswered[:] = [talk]
 
     async def _inwards(
         self,

@@ -216,6 +216,13 @@ def literal(text: str, *_: object) -> Any:
         raise broken(reason) from e
 
 
+def stay_offline() -> None:
+    """Let `tldextract` use the list that it brings; it would ask for a newer one first, and do without."""
+    module: Any = sys.modules.get("tldextract")
+    if module is not None and not isinstance(module, _StandInModule):
+        module.extract = module.TLDExtract(suffix_list_urls=(), cache_dir=None)
+
+
 def controller() -> Any:
     """OSWorld's own controller, which speaks to the desktop's guest server."""
     module = importlib.import_module("desktop_env.controllers.python")
@@ -260,9 +267,15 @@ def guard_network(fetched: Mapping[str, Mapping[str, str]]) -> None:
             response.raw = open(os.path.join(COMPARED, entry["file"]), "rb")  # noqa: SIM115 - requests closes it
             return response
         try:
-            return original(self, request, **options)
+            response = original(self, request, **options)
         except failure as e:
             raise broken(f"{request.method} {request.url} failed: {type(e).__name__}: {e}") from e
+        if request.url.startswith(f"http://{GUEST[0]}:{VLC_PORT}/") and response.status_code != 200:
+            # Its page is there or it is not: another program, or a password that is not the task's.
+            raise broken(
+                f"what listens on port {VLC_PORT} of the desktop answered {response.status_code}, as VLC does not"
+            )
+        return response
 
     requests.Session.send = send
 
@@ -368,6 +381,7 @@ def prepare(request: dict[str, Any]) -> Prepared:
         metrics = load("metrics", request["metrics"])
         getters = load("getters", request["getters"])
         importlib.import_module("desktop_env.controllers.python")
+        stay_offline()
     finally:
         _phase["importing"] = False
     return request, metrics, getters

@@ -129,6 +129,18 @@ async def test_guest_is_reached_on_its_address_only_when_there_is_one() -> None:
         assert ("lo" in {x for _, x in socket.if_nameindex()}) and s.getsockname()[1]
 
 
+async def test_other_ports_are_reached_where_they_are_served_and_no_more() -> None:
+    browser, page = Guest(), Guest()
+    reached = await run("connect", {"ports": [5000, 8080, 9222, 9223]}, ports={9222: browser, 8080: page})
+    assert reached == {
+        "5000": "ConnectionRefusedError",
+        "8080": "good day",
+        "9222": "good day",
+        "9223": "ConnectionRefusedError",
+    }
+    assert (browser.listened, page.listened) == ("('127.0.0.1', 9222)", "('127.0.0.1', 8080)")
+
+
 async def test_relay_that_ends_or_fails_withholds_the_answer() -> None:
     async def ends(fd: int) -> None:
         os.close(fd)
@@ -279,6 +291,8 @@ async def test_memory_limit_kills_and_says_so(memory_cgroup: Path) -> None:
     assert await run("echo", {"a": 1}, cgroup_paths=[memory_cgroup]) == {"a": 1}
     with pytest.raises(CheckerError, match="for want of memory"):
         await run("eat", cgroup_paths=[memory_cgroup])
+    with pytest.raises(CheckerError, match="for want of memory"):
+        await run("lose_a_child", cgroup_paths=[memory_cgroup])
 
 
 async def test_process_limit_is_its_own_and_shows() -> None:

@@ -10,8 +10,8 @@ A request as JSON on standard input, an answer as JSON on the last line of stand
 and `_set_task_info`. Three things are given to them from outside:
 
 - a provider, in the place of the function that makes providers, since there is no virtual machine to start: it names
-  the ports on which the desktop's guest server, browser and VLC are reached. `object.__new__` would have left out the very code that makes
-  the controllers;
+  the ports on which the desktop's guest server, browser and VLC are reached. `object.__new__` would have left out the
+  very code that makes the controllers;
 - the files that would come from the internet, in OSWorld's own cache folder, which it looks in first;
 - `StandInFinder` for packages that are not installed: importing them works, using one is told as `broken`.
 """
