@@ -1,7 +1,7 @@
-"""What tests let listen in a desktop in the place of a browser, or of VLC. No test itself; runs beside `port_server.py`.
+"""What tests let listen in a desktop in the place of a browser or VLC. No test itself; runs beside `port_server.py`.
 
     browser_server.py cdp PORT URL...      as much of the DevTools protocol as a client needs to list pages
-    browser_server.py torn PORT URL...     the same, but it breaks off once it is asked about a page
+    browser_server.py torn PORT URL...     the same, but it breaks off once it is asked for a page's title
     browser_server.py vlc PORT STATE FILE  VLC's status page
 
 Source: https://chromedevtools.github.io/devtools-protocol/ (Browser, Target, Page).
@@ -18,7 +18,8 @@ from port_server import Handler, Server
 
 KIND, URLS = sys.argv[1], sys.argv[3:]
 STATUS = """<?xml version="1.0" encoding="utf-8"?>
-<root><state>{}</state><information><category name="meta"><info name="filename">{}</info></category></information></root>
+<root><state>{}</state>
+<information><category name="meta"><info name="filename">{}</info></category></information></root>
 """
 VERSION = {
     "protocolVersion": "1.3",
@@ -49,7 +50,7 @@ class Browser(Handler):
     def message(self, opcode: int, data: bytes) -> bool:
         """A call of the protocol."""
         call = json.loads(data)
-        if KIND == "torn" and call["method"] == "Page.enable":
+        if KIND == "torn" and call["method"] in ("Runtime.evaluate", "Runtime.callFunctionOn"):
             return False
         self.world = call.get("params", {}).get("worldName", "")
         self.answer(call)

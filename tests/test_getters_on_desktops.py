@@ -36,6 +36,15 @@ PLAYS = {
 }
 BOTH = {key: [TABS[key], PLAYS[key]] for key in TABS}
 UNPACK = "import base64, sys; open(sys.argv[1], 'wb').write(base64.b64decode(sys.argv[2]))"
+IMPOSTOR = """
+import socket
+server = socket.create_server(("127.0.0.1", 8080))
+while True:
+    client, _ = server.accept()
+    client.recv(99)
+    client.sendall(b"x" * 99)
+    client.close()
+"""
 TICKING = "import os, time\nopen('/tmp/tick.ready', 'w').close()\nwhile True:\n    os.utime('/tmp/tick.ready')\n"
 
 
@@ -74,14 +83,10 @@ async def what_lives(host: Host) -> dict[str, Any]:
 
     async def ticks(copy: Copy) -> bool:
         """Whether the agent's process runs, as the host sees it: the copy is asked nothing."""
-        pid = copy.desktop.pid1
-        path = Path(f"/proc/{pid}/root/tmp/tick.ready")
-        before = path.stat().st_mtime_ns
-        for _ in range(20):
-            await trio.sleep(0.05)
-            if path.stat().st_mtime_ns != before:
-                return True
-        return False
+        path = trio.Path(f"/proc/{copy.desktop.pid1}/root/tmp/tick.ready")
+        before = (await path.stat()).st_mtime_ns
+        await trio.sleep(1)
+        return (await path.stat()).st_mtime_ns != before
 
     async def rests(copy: Copy) -> None:
         body = json.dumps({"command": ["true"]}).encode()
@@ -120,13 +125,7 @@ SCENARIOS: dict[str, Scenario] = {
     "never there": verified(PLAYS, act="true"),
     "nobody acted": verified(PLAYS),
     "closed by the agent": verified(BOTH, BROWSER, VLC, act="pkill -f '[b]rowser_server.py vlc'"),
-    "taken by the agent": verified(
-        PLAYS,
-        act="(while :; do echo nonsense | python3 -c '"
-        + 'import socket; s = socket.create_server(("127.0.0.1", 8080))\n'
-        'while True:\n c, _ = s.accept(); c.recv(99); c.sendall(b"x" * 99); c.close()'
-        + "'; done) >/dev/null 2>&1 & sleep 1",
-    ),
+    "taken by the agent": verified(PLAYS, act=f"python3 -c '{IMPOSTOR}' >/dev/null 2>&1 & sleep 1"),
     "what lives": what_lives,
 }
 
@@ -153,7 +152,7 @@ def test_what_is_not_as_wanted_scores_0(played: Played, name: str) -> None:
 
 
 def test_a_browser_that_breaks_off_gives_no_score(played: Played) -> None:
-    """Its getter goes on, with an empty list."""
+    """Its getter goes on with what it has, which would be right."""
     for reward in played["torn"]:
         assert reward.score is None and "port 9222 of the desktop broke the websocket off" in reward.checker_error
 
