@@ -115,7 +115,8 @@ async def active_tab(host: Host) -> dict[str, Any]:
     async with await host.create(task, image="osworld") as slot:
         await slot.wait_valid()
         found["another page"] = await scored(slot, task)
-        await run(slot, f"xdotool key ctrl+t; sleep 1; xdotool type '{WEB}airbnb.html'; xdotool key Return; sleep 3")
+        shown = UNTIL.format("curl -s 127.0.0.1:1337/json | grep -q 'url.*airbnb' && wmctrl -l | grep -q airbnb")
+        await run(slot, f"xdotool key ctrl+l; sleep 1; xdotool type '{WEB}airbnb.html'; xdotool key Return; {shown}")
         found["the page"] = await scored(slot, task)
         await run(slot, "killall -q socat; sleep 1; true")
         found["unreachable"] = await scored(slot, task, reference=False)
