@@ -21,7 +21,6 @@ import attrs
 import trio
 
 from drums.errors import DrumsError, PortError
-from drums_core.ports import PortClosed
 
 GRADED_PORTS = (9222, 8080)
 """Where OSWorld's getters reach the browser (a task's own `socat` leads from there) and VLC."""
@@ -98,7 +97,7 @@ class PortGateway:
                 nursery.start_soon(self._outwards, talk, worker, desktop, both, unanswered)
         except DrumsError as e:
             talk.fault = e.message
-        except (PortClosed, *_BROKEN) as e:
+        except _BROKEN as e:
             talk.fault = f"port {talk.port} of the desktop: {e}"
         finally:
             if talk.final:

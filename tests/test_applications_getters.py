@@ -30,7 +30,7 @@ pytestmark = [requires("root", "criu"), pytest.mark.applications]
 # Of the tasks' pages: where they are here.
 WEB = "http://localhost:8123/"
 PAGES = ("lonelyplanet", "airbnb", "tripadvisor")
-SERVE = 'mkdir -p ~/web && cd ~/web && for i in {}; do echo "<title>$i</title>" > $i.html; done'
+SERVE = 'mkdir -p ~/web && cd ~/web && for i in {}; do echo "<title>$i</title><p class=where>$i</p>" > $i.html; done'
 UNTIL = "for i in $(seq 300); do {} && exit 0; sleep 0.1; done; exit 1"
 FILM = "Rick Astley - Never Gonna Give You Up (Official Music Video).mp4"
 _FILM_OF = "ffmpeg -v error -y -f lavfi -i testsrc=size=320x180:rate=10:duration=600 -pix_fmt yuv420p"
@@ -81,6 +81,15 @@ def with_pages(task: Task, moved: Mapping[str, str], *first: SetupStep) -> Task:
     return attrs.evolve(task, config=config, evaluator=document["evaluator"], needs_web=False)
 
 
+def browser_on(page: str) -> tuple[SetupStep, ...]:
+    """The steps of OSWorld's tasks about a browser."""
+    return (
+        step("launch", command=["google-chrome", "--remote-debugging-port=1337"]),
+        step("launch", command=["socat", "tcp-listen:9222,fork", "tcp:localhost:1337"]),
+        step("chrome_open_tabs", urls_to_open=[f"{WEB}{page}.html"]),
+    )
+
+
 async def tabs(host: Host) -> dict[str, Any]:
     """06fe7178, "bring back the last tab I shut down": the browser has it not, has it, is closed, cannot be had."""
     task = with_pages(the_task("06fe7178"), {f"https://www.{x}.com": f"{WEB}{x}.html" for x in PAGES})
@@ -105,12 +114,7 @@ async def active_tab(host: Host) -> dict[str, Any]:
     rules = {"type": "rule", "rules": {"type": "url", "url": f"{WEB}airbnb.html"}}
     result = {"type": "active_tab_info", "goto_prefix": "http://"}
     evaluator = {"func": real.evaluator["func"], "result": result, "expected": rules}
-    first = [
-        step("launch", command=["google-chrome", "--remote-debugging-port=1337"]),
-        step("launch", command=["socat", "tcp-listen:9222,fork", "tcp:localhost:1337"]),
-        step("chrome_open_tabs", urls_to_open=[f"{WEB}tripadvisor.html"]),
-    ]
-    task = with_pages(attrs.evolve(real, config=(), evaluator=evaluator), {}, *first)
+    task = with_pages(attrs.evolve(real, config=(), evaluator=evaluator), {}, *browser_on("tripadvisor"))
     found: dict[str, Any] = {}
     async with await host.create(task, image="osworld") as slot:
         await slot.wait_valid()
@@ -122,6 +126,38 @@ async def active_tab(host: Host) -> dict[str, Any]:
         found["unreachable"] = await scored(slot, task, reference=False)
         await run(slot, "killall -q chromium; sleep 3; true")
         found["no browser shown"] = await scored(slot, task)
+        return found
+
+
+async def pages(host: Host) -> dict[str, Any]:
+    """Getters that read the page that is shown, or load one themselves: one that is there, and one that is not."""
+    shown = {
+        "type": "active_tab_html_parse",
+        "goto_prefix": "http://",
+        "category": "class",
+        "class_singleObject": {"where": "place"},
+    }
+    website = {"type": "info_from_website", "infos": [{"action": "inner_text", "selector": "p"}], "backups": ["kept"]}
+    there, nowhere = f"{WEB}airbnb.html", "http://localhost:1/"
+
+    def one(function: str, result: dict[str, Any], **rules: Any) -> dict[str, Any]:
+        return {"func": function, "result": result, "expected": {"type": "rule", "rules": rules}}
+
+    evaluators = {
+        # First, since loading a page in place shows that one.
+        "shown": one("check_direct_json_object", shown, expected={"place": "tripadvisor"}),
+        "page": one("is_expected_active_tab", {"type": "page_info", "url": there}, type="url", url=there),
+        "no page": one("is_expected_active_tab", {"type": "page_info", "url": nowhere}, type="url", url=there),
+        "website": one("exact_match", {**website, "url": there}, expected=["airbnb"]),
+        "no website": one("exact_match", {**website, "url": nowhere}, expected=["kept"]),
+    }
+    task = with_pages(attrs.evolve(the_task("a96b564e"), config=()), {}, *browser_on("tripadvisor"))
+    found: dict[str, Any] = {}
+    async with await host.create(task, image="osworld") as slot:
+        await slot.wait_valid()
+        for name, evaluator in evaluators.items():
+            slot.task = attrs.evolve(task, evaluator=evaluator)
+            found[name] = await scored(slot, slot.task)
         return found
 
 
@@ -154,7 +190,7 @@ async def film(host: Host) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def played() -> Played:
     osworld_files(OSWORLD)
-    return play({"tabs": tabs, "active tab": active_tab, "film": film}, at_once=2, osworld=OSWORLD)
+    return play({"tabs": tabs, "active tab": active_tab, "pages": pages, "film": film}, at_once=2, osworld=OSWORLD)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +202,10 @@ def played() -> Played:
         ("active tab", "another page", 0.0),
         ("active tab", "the page", 1.0),
         ("active tab", "no browser shown", 0.0),  # the accessibility tree says so, and it asks no further
+        ("pages", "shown", 1.0),
+        ("pages", "page", 1.0),
+        ("pages", "website", 1.0),
+        ("pages", "no website", 1.0),  # the task says what holds then
         ("film", "idle", 0.0),
         ("film", "another film", 0.0),
         ("film", "the film", 1.0),
@@ -188,6 +228,14 @@ def test_a_desktop_that_cannot_be_asked_gives_no_score(played: Played, scenario:
         assert reward.checker_error_cause == Cause.AGENT.value, reward.provenance["checker_error_evidence"]
         told = reward.provenance["checker_error_evidence"]
         assert f"nothing listens on port {port}, as a program did when the agent began" in told
+
+
+def test_a_page_that_does_not_load_gives_no_score(played: Played) -> None:
+    """Where OSWorld's own code takes "Connection failed" for the page."""
+    found: Scored = played["pages"]["no page"]
+    assert found.scores() == (None, None, 0.0)
+    for reward in (found.copy, found.in_place):
+        assert "the browser could not load a page" in str(reward.checker_error)
 
 
 def test_nothing_is_left(played: Played) -> None:
