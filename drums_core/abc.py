@@ -247,6 +247,8 @@ class CheckContext:
             set-up steps kept.
         pinned: what `PinningChecker.pin` gave when the episode began; None for other checkers.
         findings: what the checker says about its score; JSON, goes into the reward's provenance.
+        serve_ports: the ports of the desktop that a checker can have as well, 9222 and 8080; each is served as
+            `serve_guest` does it, with the bytes passed on as they are.
     """
 
     task: Task
@@ -257,6 +259,7 @@ class CheckContext:
     scratch: Path
     pinned: Pinned | None = None
     findings: dict[str, Json] = attrs.field(factory=dict)
+    serve_ports: Mapping[int, Callable[[int], Awaitable[None]]] = attrs.field(factory=dict)
 
 
 class FileFacts(Protocol):

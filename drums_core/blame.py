@@ -2,7 +2,8 @@
 
 A policy that cannot solve a task may make its checker fail instead: it fills a limit, or kills what the checker needs.
 That gives no score, and would read like a fault of the machine. So when there is no score, the desktop as the agent
-left it is looked at: limits that are full, a session whose parts have ended or are stopped.
+left it is looked at: limits that are full, a session whose parts have ended or are stopped, ports on which nothing
+listens any more.
 """
 
 from __future__ import annotations
@@ -18,16 +19,33 @@ _FULL = 0.95
 # The desktop's own; its home lies on the host's file system, which others fill too.
 _FOLDERS = ("tmp", "run", "dev/shm")
 _STOPPED = ("T", "t")
+_LISTEN = "0A"
 
 
-def blame(desktop: Desktop, *, acted: bool) -> tuple[Cause | None, list[str]]:
+def listening(pid: int) -> frozenset[int]:
+    """The TCP ports that are listened on in a process's network namespace (proc_pid_net(5)); none once it is gone."""
+    found = set()
+    for name in ("tcp", "tcp6"):
+        try:
+            with open(f"/proc/{pid}/net/{name}", encoding="ascii") as f:
+                lines = [line.split() for line in f]
+        except OSError:
+            continue
+        found |= {int(line[1].rpartition(":")[2], 16) for line in lines[1:] if line[3] == _LISTEN}
+    return frozenset(found)
+
+
+def blame(desktop: Desktop, *, acted: bool, listened: frozenset[int]) -> tuple[Cause | None, list[str]]:
     """The cause of a failure, None when nothing shows it, with the evidence in words. Blocks.
 
     Args:
         desktop: the desktop whose checker failed, as it is now.
         acted: whether an agent has acted in it.
+        listened: ports that were listened on when it began, where the failure is about one of the desktop's.
     """
     found = [*_limits(desktop), *_folders(desktop), *_session(desktop)]
+    for port in sorted(listened - listening(desktop.pid1) if listened else ()):
+        found.append(f"nothing listens on port {port}, as a program did when the agent began")
     if not found:
         return None, []
     return (Cause.AGENT if acted else Cause.INFRASTRUCTURE), found

@@ -27,6 +27,7 @@ from drums_core.examiner import open_examiner
 from drums_core.guest_client import GuestClient, Response
 from drums_core.guest_gateway import LIVING
 from drums_core.model import Cause, DesktopEvent, GateResult, Json, Limits, OutOfMemory, Phase, Status
+from drums_core.ports import PortUses
 
 if TYPE_CHECKING:
     from drums_core.checkpoint import Checkpoint
@@ -43,6 +44,7 @@ _JUDGED = (Phase.RESTORED, Phase.PRE_RESUME, Phase.READY)
 _FILES = frozenset({"/file", "/list_directory", "/desktop_path", "/platform", "/health"})
 _COMMANDS = frozenset({"/execute", "/execute_with_verification", "/run_python", "/run_bash_script"})
 _SCREEN = frozenset({"/screenshot", "/screen_size", "/cursor_position", "/window_size", "/windows"})
+_STARTS = frozenset({"/setup/launch"})
 
 
 class Living(enum.IntEnum):
@@ -85,6 +87,9 @@ class Copy:
     _examiner: GuestClient | None = None
     _wanted: list[Living] = attrs.field(factory=list)
     _lock: trio.Lock = attrs.field(factory=trio.Lock)
+    _stays: bool = False  # it lives on although nothing wants that, until a request that needs less
+    _ports: PortUses = attrs.field(factory=PortUses)
+    _can_be_asked: trio.Event = attrs.field(factory=trio.Event)
     fault: CheckerError | None = None  # it could not be frozen or thawed: no answer since counts
 
     @property
@@ -143,6 +148,7 @@ class Copy:
             async with self._lock:
                 await self._enter(Living.NOTHING)
                 await in_thread(lambda: self.desktop.cgroup.set_apart(self.desktop.strangers()))
+            self._can_be_asked.set()
             try:
                 yield
             finally:
@@ -162,11 +168,13 @@ class Copy:
         if (LIVING, "everything") in headers:
             async with self._living(Living.EVERYTHING, what):
                 return await self._examiner.request(method, target, body, headers)
+        if path not in _FILES | _COMMANDS:
+            wanted = Living.SESSION if path in _SCREEN else Living.EVERYTHING
+            async with self._living(wanted, what, stays=path in _STARTS):
+                return await self._examiner.request(method, target, body, headers)
+        await self._rest()
         if path in _FILES:
             return await self._examiner.request(method, target, body, headers)
-        if path not in _COMMANDS:
-            async with self._living(Living.SESSION if path in _SCREEN else Living.EVERYTHING, what):
-                return await self._examiner.request(method, target, body, headers)
         ended = trio.Event()
         answers: list[Response | DrumsError] = []
 
@@ -195,8 +203,29 @@ class Copy:
         return answers[0]
 
     @asynccontextmanager
-    async def _living(self, wanted: Living, what: str) -> AsyncIterator[None]:
-        """Let a part of it live for the block; of requests at the same time, the greatest part that one needs."""
+    async def connect_port(self, port: int) -> AsyncIterator[trio.SocketStream]:
+        """A stream to a port of it, once it is frozen, with everything in it alive.
+
+        It lives on afterwards, as after the start of a program, until a request that needs less: a checker starts a
+        browser, waits, and connects, and the browser has to come up meanwhile.
+
+        Raises:
+            PortError: nothing listens there.
+        """
+        await self._can_be_asked.wait()
+        async with (
+            self._living(Living.EVERYTHING, f"port {port}", stays=True),
+            self._ports.open(self.guest.netns_fd, port) as stream,
+        ):
+            yield stream
+
+    @asynccontextmanager
+    async def _living(self, wanted: Living, what: str, *, stays: bool = False) -> AsyncIterator[None]:
+        """Let a part of it live for the block; of requests at the same time, the greatest part that one needs.
+
+        Args:
+            stays: leave it so afterwards.
+        """
         async with self._lock:
             note = {"living": wanted.name.lower(), "for": what}
             if note not in self.thawed:
@@ -209,7 +238,16 @@ class Copy:
             with trio.CancelScope(shield=True):
                 async with self._lock:
                     self._wanted.remove(wanted)
-                    await self._enter(max(self._wanted, default=Living.NOTHING))
+                    self._stays = self._stays or stays
+                    if not stays:
+                        await self._enter(max(self._wanted, default=Living.NOTHING))
+
+    async def _rest(self) -> None:
+        """End what is alive for nobody."""
+        async with self._lock:
+            if self._stays:
+                self._stays = False
+                await self._enter(max(self._wanted, default=Living.NOTHING))
 
     async def _enter(self, living: Living) -> None:
         cgroup = self.desktop.cgroup

@@ -48,6 +48,7 @@ class Episode:
     outputs: dict[str, str] = attrs.field(factory=dict)  # of commands, kept for the checker
     actions: int = 0
     last_action: str | None = None
+    listened: frozenset[int] = frozenset()  # the ports that programs listened on when the agent began
     closed: bool = False
     _validity: Validity = attrs.field(factory=lambda: Validity(Verdict.PENDING))
     _judged: trio.Event = attrs.field(factory=trio.Event)

@@ -29,6 +29,7 @@ from drums.errors import (
     SlotQuarantined,
 )
 from drums_core.abc import CommandResult
+from drums_core.blame import listening
 from drums_core.checkpoint import Checkpoint, task_document
 from drums_core.desktop import Desktop
 from drums_core.end_states import KIND, EndState
@@ -126,6 +127,11 @@ class Slot:
         What it left running there runs on here.
         """
         return self._episode is not None and (self._episode.actions > 0 or self._acted_before)
+
+    def _count_action(self) -> None:
+        if not self.has_acted and self.desktop is not None:
+            self.episode.listened = listening(self.desktop.pid1)
+        self.episode.actions += 1
 
     def describe(self) -> dict[str, Json]:
         """The slot as JSON."""
@@ -408,7 +414,7 @@ class Slot:
 
     async def _start_as_child(self, checkpoint: Checkpoint, parent: tuple[Episode, int], acted: bool) -> None:
         await self.begin(checkpoint, "fork", setup=False, acted=acted, parent=parent)
-        self.episode.last_action = parent[0].last_action
+        self.episode.last_action, self.episode.listened = parent[0].last_action, parent[0].listened
 
     async def save(self, name: str) -> Checkpoint:
         """Keep the desktop's state under a name; `create(checkpoint=name)` starts from it. Waits for the verdict.
@@ -529,7 +535,7 @@ class Slot:
             GuestError: it cannot be written.
         """
         async with self._operating("write_file", SlotState.UP):
-            self.episode.actions += 1
+            self._count_action()
             await upload_as_user(self.guest, path, content)
 
     async def step(self, action: str) -> Mapping[str, Json]:
@@ -541,7 +547,7 @@ class Slot:
         async with self._operating("step", SlotState.UP):
             episode = self.episode
             episode.last_action = action
-            episode.actions += 1
+            self._count_action()
             if action in SPECIAL_ACTIONS:
                 return {"status": "success", "output": "", "error": "", "returncode": 0}
             reply = await self.guest.call("POST", "/run_python", {"code": ACTION_PREAMBLE + action})
@@ -557,7 +563,7 @@ class Slot:
     ) -> CommandResult:
         """A command as the agent's user."""
         async with self._operating("execute", SlotState.UP):
-            self.episode.actions += 1
+            self._count_action()
             return await execute_as_user(self.guest, "/execute", command, shell=shell, timeout_s=timeout_s)
 
     @asynccontextmanager
@@ -583,7 +589,7 @@ class Slot:
         if self._operation not in _ACTIONS:
             raise self._busy("port")
         guest = self.guest
-        self.episode.actions += 1
+        self._count_action()
         async with self.ports.open(guest.netns_fd, port) as stream:
             yield stream
 

@@ -6,9 +6,10 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ from drums_core.copies import Copy, open_copy, open_kept
 from drums_core.end_states import EndState
 from drums_core.guest_gateway import serve_guest
 from drums_core.model import Cause, Json, Phase, Reward, SetupStep, Task
+from drums_core.port_gateway import GRADED_PORTS, PortGateway
+from drums_core.ports import PortUses
 from drums_core.setup import run_steps
 
 if TYPE_CHECKING:
@@ -43,11 +46,13 @@ class Failure:
         message: in words.
         cause: who brought it about, None where nothing shows it.
         evidence: what shows it.
+        ports: those of the desktop that could not be asked.
     """
 
     message: str
     cause: Cause | None = None
     evidence: list[str] = attrs.field(factory=list)
+    ports: frozenset[int] = frozenset()
 
 
 def checker_for(checkers: Mapping[str, tuple[Checker, PluginId]], task: Task) -> tuple[str, Checker, PluginId]:
@@ -87,7 +92,10 @@ async def grade(slot: Slot, *, in_place: bool, keep: bool) -> Reward:
         await end_states.sweep(host.services.store, host.config)
     facts: dict[str, Json] = {"graded": check.graded}
     if error is not None:
-        cause, seen = await trio.to_thread.run_sync(lambda: blame(desktop, acted=slot.has_acted))
+        # A program that crashed is a gate's affair; one that the agent has closed is the agent's.
+        listened = episode.listened if error.ports and episode.validity.valid else frozenset()
+        look = partial(blame, desktop, acted=slot.has_acted, listened=listened)
+        cause, seen = await trio.to_thread.run_sync(look)
         if cause is not None and error.cause in (None, Cause.INFRASTRUCTURE):
             error = attrs.evolve(error, cause=cause)
         error = _without_blame(error, acted=slot.has_acted)
@@ -133,6 +141,7 @@ def _failure(errors: Sequence[Exception]) -> Failure:
         "; ".join(dict.fromkeys(_said(x) for x in errors)),
         causes.pop() if len(causes) == 1 else None,
         [line for x in told for line in x.facts.get("evidence", ())],
+        frozenset(port for x in told for port in x.facts.get("ports", ())),
     )
 
 
@@ -194,6 +203,7 @@ class _Check:
                     scratch=scratch,
                     pinned=self.pinned,
                     findings=self.findings,
+                    serve_ports={port: partial(asking.ports.serve, port) for port in GRADED_PORTS},
                 )
                 score = await asking.checked(checker, context, host.config.checker_timeout_s)
         finally:
@@ -218,6 +228,17 @@ class _Asking:
     failures: list[str] = attrs.field(factory=list)
     _hostile: list[str] = attrs.field(factory=list)
     _faults: list[CheckerError] = attrs.field(factory=list)
+    ports: PortGateway = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.ports = PortGateway(self._connect, self.failures, self._hostile)
+
+    @asynccontextmanager
+    async def _connect(self, port: int) -> AsyncIterator[trio.SocketStream]:
+        place = self.place
+        stream = place.connect_port(port) if isinstance(place, Copy) else PortUses().open(place.guest.netns_fd, port)
+        async with stream as opened:
+            yield opened
 
     async def serve(self, fd: int) -> None:
         """`CheckContext.serve_guest`."""
@@ -259,6 +280,8 @@ class _Asking:
                 self._faults.insert(0, place.fault)
             if told and self._faults and told != self._faults[:1]:
                 raise self._faults[0] from e
+            if told and self.ports.failed:
+                told[0].facts["ports"] = self.ports.failed
             if told and self._hostile:
                 told[0].facts.update(cause=Cause.AGENT, evidence=self._hostile)
             raise

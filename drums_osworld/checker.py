@@ -121,7 +121,15 @@ class OSWorldChecker:
             return 0.0
         source = f"OSWorld's {evaluator['func']!r}"
         request, files = await self._request(context)
-        answer, broken = await ask_worker(context, self._workers, request, function=JOB, source=source, files=files)
+        answer, broken = await ask_worker(
+            context,
+            self._workers,
+            request,
+            function=JOB,
+            source=source,
+            files=files,
+            ports=context.serve_ports,
+        )
         if broken:
             error = CheckerError(f"{source} could not be run: {broken[0]}", hint=_remedy(broken[0]), reasons=broken)
             if answer.get("hostile"):

@@ -26,7 +26,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+from drums_osworld.worker_browser import watch_playwright, watched
+
 GUEST = ("127.0.0.1", 5000)
+BROWSER_PORT, VLC_PORT = 9222, 8080
 CACHE = "cache"
 KEPT = "/drums/files/cache"
 COMPARED = "/drums/files/compared"
@@ -198,6 +201,7 @@ def load(kind: str, symbols: Mapping[str, Mapping[str, str]]) -> dict[str, Calla
         module = importlib.import_module(f"desktop_env.evaluators.{kind}.{place['module']}")
         # Before the builtin's, the module's own globals are looked up: what the desktop wrote is never run.
         vars(module)["eval"] = literal
+        watch_playwright(module, broken)
         out[name] = getattr(module, place["attribute"])
     return out
 
@@ -210,6 +214,13 @@ def literal(text: str, *_: object) -> Any:
         reason = f"the desktop answered with {text[:200]!r}, which is no literal, and OSWorld would run it"
         HOSTILE.append(reason)
         raise broken(reason) from e
+
+
+def stay_offline() -> None:
+    """Let `tldextract` use the list that it brings; it would ask for a newer one first, and do without."""
+    module: Any = sys.modules.get("tldextract")
+    if module is not None and not isinstance(module, _StandInModule):
+        module.extract = module.TLDExtract(suffix_list_urls=(), cache_dir=None)
 
 
 def controller() -> Any:
@@ -228,8 +239,10 @@ def guard_network(fetched: Mapping[str, Mapping[str, str]]) -> None:
         fetched: URLs that are answered with a file of `COMPARED` (`file`), or with why the host has none (`cause`).
     """
 
+    reached = {GUEST, (GUEST[0], BROWSER_PORT), (GUEST[0], VLC_PORT)}
+
     def audit(event: str, args: tuple[Any, ...]) -> None:
-        if event == "socket.connect" and isinstance(args[1], tuple) and args[1][:2] != GUEST:
+        if event == "socket.connect" and isinstance(args[1], tuple) and args[1][:2] not in reached:
             raise broken(f"a connection to {args[1][0]}:{args[1][1]} was asked for, which a checker's worker has not")
         if event == "socket.getaddrinfo" and args[0] not in (GUEST[0], None):
             raise broken(f"the network address {args[0]!r} was asked for, which a checker's worker has not")
@@ -254,9 +267,15 @@ def guard_network(fetched: Mapping[str, Mapping[str, str]]) -> None:
             response.raw = open(os.path.join(COMPARED, entry["file"]), "rb")  # noqa: SIM115 - requests closes it
             return response
         try:
-            return original(self, request, **options)
+            response = original(self, request, **options)
         except failure as e:
             raise broken(f"{request.method} {request.url} failed: {type(e).__name__}: {e}") from e
+        if request.url.startswith(f"http://{GUEST[0]}:{VLC_PORT}/") and response.status_code != 200:
+            # Its page is there or it is not: another program, or a password that is not the task's.
+            raise broken(
+                f"what listens on port {VLC_PORT} of the desktop answered {response.status_code}, as VLC does not"
+            )
+        return response
 
     requests.Session.send = send
 
@@ -266,7 +285,8 @@ class Env:
 
     vm_ip = GUEST[0]
     server_port = GUEST[1]
-    vlc_port = 8080  # nothing listens there: a request fails, and is recorded
+    chromium_port = BROWSER_PORT
+    vlc_port = VLC_PORT
     vm_platform = "Linux"
     vm_machine = "x86_64"
     current_use_proxy = False
@@ -274,11 +294,6 @@ class Env:
     def __init__(self, cache_dir: str, make_controller: Callable[[], Any]) -> None:
         self.cache_dir = cache_dir
         self.controller = make_controller()
-
-    @property
-    def chromium_port(self) -> int:
-        """The browser's debugging port; a driver's failure to connect would pass for an answer, so it is not named."""
-        raise broken("the browser's debugging port cannot be reached from a checker's worker")
 
     @property
     def vm_screen_size(self) -> Any:
@@ -362,6 +377,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         metrics = load("metrics", request["metrics"])
         getters = load("getters", request["getters"])
         importlib.import_module("desktop_env.controllers.python")
+        stay_offline()
     finally:
         _phase["importing"] = False
     if os.path.isdir(KEPT):
@@ -372,6 +388,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     score: Any = None
     try:
         env = Env(os.path.abspath(CACHE), controller)
+        getters = watched(getters, broken)
         # A copy: `rule_relativeTime` writes into its configuration.
         score = _plain(evaluate(copy.deepcopy(request["evaluator"]), env, metrics, getters))
     except WorkerBroken:

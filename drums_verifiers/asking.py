@@ -9,7 +9,7 @@ from typing import Any
 from drums.errors import CheckerError, DesktopError
 from drums_core.abc import CheckContext
 from drums_core.model import SetupStep
-from drums_verifiers.worker import Job
+from drums_verifiers.worker import Job, Serve
 from drums_verifiers.workers import Workers
 
 
@@ -35,13 +35,14 @@ async def ask_worker(
     function: str,
     source: str,
     files: Mapping[str, Path],
+    ports: Mapping[int, Serve] | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """What a worker answers about the desktop that is checked, which it can ask.
 
     Args:
         context: the check.
         workers: those of the checker.
-        request, function, files: as for `Job`.
+        request, function, files, ports: as for `Job`.
         source: whose answer it is, for messages.
 
     Returns:
@@ -52,7 +53,7 @@ async def ask_worker(
             is no such answer.
     """
     try:
-        answer = await workers.run(Job(request, function, context.serve_guest, files))
+        answer = await workers.run(Job(request, function, context.serve_guest, files, ports or {}))
     except CheckerError as e:
         refuse_unasked(context.transport_failures, e)
         raise

@@ -1,7 +1,7 @@
 """A sandboxed worker process: started before anyone knows for what, given one job, and gone with it.
 
-Nothing of one check reaches the next: each worker has one job. Its only way out is the listening socket 127.0.0.1:5000
-of its own network namespace, which the host opens there and serves itself.
+Nothing of one check reaches the next: each worker has one job. Its only way out are listening sockets of its own
+network namespace, 127.0.0.1:5000 and what its job is given besides, which the host opens there and serves itself.
 
 Everything that goes wrong is a `CheckerError`, never a value: no reply, a wrong one, a death by signal, a flood,
 a time-out. What the worker says cannot be trusted further than the code that runs in it: a job that executes what a
@@ -35,7 +35,7 @@ from drums_core.sys.inside import in_namespace
 from drums_verifiers import sandbox
 from drums_verifiers.showing import show
 
-GUEST_ADDRESS = ("127.0.0.1", 5000)
+GUEST_PORT = 5000
 LIMITS = Limits(cpus=2.0, memory_bytes=4 << 30, swap_bytes=0, pids=256)
 REPLY_LIMIT = 4 << 20
 OUTPUT_LIMIT = 64 << 20
@@ -46,7 +46,8 @@ END_LIMIT_S = 10.0
 _CHUNK = 1 << 16
 _WAITS, _BEGUN = b" ", b"\n"
 
-Guest = Callable[[int], Awaitable[None]]
+Serve = Callable[[int], Awaitable[None]]
+"""Serves a listening socket, given its descriptor, which it takes over, until cancelled."""
 
 
 @attrs.frozen
@@ -74,15 +75,20 @@ class Job:
         request: JSON, for the function.
         function: `module:function`; the top-level package or module of it is shown to the worker, nothing else of the
             host's Python path but the installed packages. Importing it must need the standard library only.
-        guest: serves the worker's 127.0.0.1:5000, given the listening socket's descriptor, which it takes over, until
-            cancelled. None leaves the worker without any network.
+        guest: serves the worker's 127.0.0.1:5000. Without it, and without `ports`, the worker has no network at all.
         files: name -> file or folder on the host, shown read-only as `/drums/files/NAME`.
+        ports: serve other ports of its 127.0.0.1, likewise.
     """
 
     request: Mapping[str, Any]
     function: str
-    guest: Guest | None = None
+    guest: Serve | None = None
     files: Mapping[str, Path] = attrs.field(factory=dict)
+    ports: Mapping[int, Serve] = attrs.field(factory=dict)
+
+    def served(self) -> dict[int, Serve]:
+        """Who serves which port."""
+        return {**({} if self.guest is None else {GUEST_PORT: self.guest}), **self.ports}
 
     def shown(self) -> dict[str, Path]:
         """What the worker sees: path inside -> file or folder on the host.
@@ -220,22 +226,23 @@ class Worker:
             raise self.error(self.fault)
         if not self.begun:
             raise self.error(self.unbegun or _ending(self, self.process.returncode or 0), NotBegun)
-        if self.process.returncode:
-            raise self.error(_ending(self, self.process.returncode))
+        if self.process.returncode or _oom_kills(self):  # what has lost a child has probably swallowed the loss
+            raise self.error(_ending(self, self.process.returncode or 0))
         if _counted(self.cgroup_paths, ("pids.events",), "max"):  # cgroup-v1/pids.rst, cgroup-v2.rst
             # What met the refusal has probably swallowed it.
             raise self.error("wanted more processes and threads than its cgroup allows")
         return _parse(self)
 
     async def _converse(self, job: Job, shown: Mapping[str, Path], call: bytes) -> None:
+        served = job.served()
         try:
-            listener = await trio.to_thread.run_sync(self._let_in, shown, job.guest is not None)
+            listeners = await trio.to_thread.run_sync(self._let_in, shown, list(served))
         except OSError as e:
             self.unbegun = f"could not be given its job: {e}"
             return
         async with trio.open_nursery() as outer:
-            if job.guest is not None and listener is not None:
-                outer.start_soon(_serve, self, job.guest, listener, outer.cancel_scope)
+            for port, listener in listeners.items():
+                outer.start_soon(_serve, self, served[port], listener, outer.cancel_scope)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_feed, self, call)
                 nursery.start_soon(_drain, self, outer.cancel_scope)
@@ -243,12 +250,12 @@ class Worker:
                 await self.process.wait()
             outer.cancel_scope.cancel()
 
-    def _let_in(self, shown: Mapping[str, Path], served: bool) -> int | None:
-        """Mount what it is shown, and open its socket, whose descriptor is returned. Blocks."""
+    def _let_in(self, shown: Mapping[str, Path], ports: Sequence[int]) -> dict[int, int]:
+        """Mount what it is shown, and open its sockets: port -> descriptor. Blocks."""
         if self.pid1 is None:
             raise ProcessLookupError(3, "its sandbox is gone")
         show(self.pid1, shown)
-        return in_namespace(self.pid1, "net", _listen) if served else None
+        return in_namespace(self.pid1, "net", lambda: _listen(ports)) if ports else {}
 
     def error(self, what: str, kind: type[CheckerError] = CheckerError, **facts: Any) -> CheckerError:
         """What went wrong with it, and the end of what it printed."""
@@ -306,17 +313,19 @@ def _pidfd(report: bytes, parent: int) -> int | None:
     return fd
 
 
-def _listen() -> int:
-    """The descriptor of a listening socket in this thread's network namespace."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as s:
-        s.bind(GUEST_ADDRESS)
-        s.listen(64)
-        return s.detach()
+def _listen(ports: Sequence[int]) -> dict[int, int]:
+    """Descriptors of listening sockets in this thread's network namespace, by port."""
+    with ExitStack() as stack:
+        sockets = {port: stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) for port in ports}
+        for port, s in sockets.items():
+            s.bind(("127.0.0.1", port))
+            s.listen(64)
+        return {port: s.detach() for port, s in sockets.items()}
 
 
-async def _serve(worker: Worker, guest: Guest, listener: int, scope: trio.CancelScope) -> None:
+async def _serve(worker: Worker, serve: Serve, listener: int, scope: trio.CancelScope) -> None:
     try:
-        await guest(listener)
+        await serve(listener)
         worker.fault = "lost its way to the desktop: the relay ended early"
     except Exception as e:  # noqa: BLE001 - of foreign code; a worker without its desktop would score 0
         worker.fault = f"lost its way to the desktop: {e!r}"
@@ -376,9 +385,13 @@ def _unstarted(worker: Worker) -> str:
     return f"could not be started: {bytes(worker.output).decode(errors='replace').strip()[-500:]}"
 
 
+def _oom_kills(worker: Worker) -> int:
+    """How many of its processes the kernel has taken for want of memory (v2: memory.events)."""
+    return _counted(worker.cgroup_paths, ("memory.events", "memory.oom_control"), "oom_kill")
+
+
 def _ending(worker: Worker, code: int) -> str:
-    # The kernel has taken one of its processes for want of memory (v2: memory.events).
-    if _counted(worker.cgroup_paths, ("memory.events", "memory.oom_control"), "oom_kill"):
+    if _oom_kills(worker):
         return "was killed for want of memory: it needs more than its cgroup allows"
     number = -code if code < 0 else code - 128  # the helper's own death, or the one that it passes on
     if number in {int(x) for x in signal.Signals}:

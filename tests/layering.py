@@ -59,7 +59,9 @@ STAND_ALONE: Mapping[str, frozenset[str]] = {
     "drums_core/testing/conformance_desktop.py": frozenset(),
     "drums_core/selftest/stage_program.py": frozenset({"Xlib"}),  # it runs in a desktop
     "drums_verifiers/verifier_job.py": frozenset({"drums_verifiers"}),  # the view, which is one of these
-    "drums_osworld/worker_job.py": frozenset({"desktop_env"}),  # what it is there to run
+    "drums_osworld/worker_browser.py": frozenset(),
+    # What it is there to run, and the file above.
+    "drums_osworld/worker_job.py": frozenset({"desktop_env", "drums_osworld"}),
     "drums_osworld/parity/reference.py": frozenset({"desktop_env", "drums_osworld"}),  # the same
 }
 """Started by path or by source where nothing else of drums can be imported: the standard library and these alone."""

@@ -95,9 +95,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if opcode == 8:
                 self.frame(0x80, 8, data)
                 return
-            half = len(data) // 2
-            self.frame(0, opcode, data[:half])
-            self.frame(0x80, 0, data[half:])
+            if not self.message(opcode, data):
+                return
+
+    def message(self, opcode: int, data: bytes) -> bool:
+        """One message; false ends the connection."""
+        half = len(data) // 2
+        self.frame(0, opcode, data[:half])
+        self.frame(0x80, 0, data[half:])
+        return True
 
     def frame(self, final: int, opcode: int, data: bytes) -> None:
         """One frame of a server's."""

@@ -104,9 +104,11 @@ def get_secret(env, config):
         return env.secret
     except Exception:
         return 1
-def get_browser(env, config):
+def get_neighbour(env, config):
+    import socket
+    assert (env.vm_ip, env.chromium_port, env.vlc_port) == ("127.0.0.1", 9222, 8080)
     try:
-        return env.chromium_port
+        return socket.create_connection((env.vm_ip, env.chromium_port + 1))
     except Exception:
         return 1
 """,
@@ -233,8 +235,8 @@ async def test_swallowed_use_of_a_missing_package_withholds_the_score(bench: Ben
         await bench.score({"func": "text", "result": {"type": "x"}}, Guest(says("")))
     with pytest.raises(CheckerError, match=r"a getter asked for env\.secret"):
         await bench.score({"func": "mine", "result": {"type": "secret"}}, Guest(says("")))
-    with pytest.raises(CheckerError, match="debugging port cannot be reached"):
-        await bench.score({"func": "mine", "result": {"type": "browser"}}, Guest(says("")))
+    with pytest.raises(CheckerError, match=r"a connection to 127\.0\.0\.1:9223 was asked for"):
+        await bench.score({"func": "mine", "result": {"type": "neighbour"}}, Guest(says("")))
 
 
 @needs_root

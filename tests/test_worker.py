@@ -27,8 +27,7 @@ from worker_bench import Guest, gone, nothing_left, served, workers  # noqa: F40
 
 from drums.errors import CheckerError
 from drums_verifiers import sandbox
-from drums_verifiers.worker import LIMITS, Job, Kind
-from drums_verifiers.worker import Guest as Serve
+from drums_verifiers.worker import LIMITS, Job, Kind, Serve
 from drums_verifiers.workers import Workers
 
 pytestmark = requires("root")
@@ -48,10 +47,12 @@ async def run(
     *,
     guest: Serve | None = None,
     files: Mapping[str, Path] | None = None,
+    ports: Mapping[int, Serve] | None = None,
     **kind: Any,
 ) -> dict[str, Any]:
     workers = Workers(Kind(**{"timeout_s": 20, **kind}), 1)
-    job = Job(request or {}, function if ":" in function else f"worker_jobs:{function}", guest, files or {})
+    name = function if ":" in function else f"worker_jobs:{function}"
+    job = Job(request or {}, name, guest, files or {}, ports or {})
     if not WAITED["now"]:
         return await workers.run(job)
     async with served(workers) as worker:
@@ -107,6 +108,18 @@ async def test_guest_is_reached_on_its_address_only_when_there_is_one() -> None:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))  # this thread is still in the host's namespace
         assert ("lo" in {x for _, x in socket.if_nameindex()}) and s.getsockname()[1]
+
+
+async def test_other_ports_are_reached_where_they_are_served_and_no_more() -> None:
+    browser, page = Guest(), Guest()
+    reached = await run("connect", {"ports": [5000, 8080, 9222, 9223]}, ports={9222: browser, 8080: page})
+    assert reached == {
+        "5000": "ConnectionRefusedError",
+        "8080": "good day",
+        "9222": "good day",
+        "9223": "ConnectionRefusedError",
+    }
+    assert (browser.listened, page.listened) == ("('127.0.0.1', 9222)", "('127.0.0.1', 8080)")
 
 
 async def test_relay_that_ends_or_fails_withholds_the_answer() -> None:
@@ -244,6 +257,8 @@ async def test_memory_limit_kills_and_says_so() -> None:
     assert await run("echo", {"a": 1}, limits=limits) == {"a": 1}
     with pytest.raises(CheckerError, match="for want of memory"):
         await run("eat", limits=limits)
+    with pytest.raises(CheckerError, match="for want of memory"):
+        await run("lose_a_child", limits=limits)
 
 
 async def test_process_limit_is_its_own_and_shows() -> None:

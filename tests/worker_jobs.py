@@ -186,3 +186,26 @@ def ask(request: dict[str, Any]) -> dict[str, Any]:
     with socket.create_connection(("127.0.0.1", 5000), 5) as s:
         s.sendall(b"hello")
         return {"answer": s.recv(100).decode()}
+
+
+def connect(request: dict[str, Any]) -> dict[str, Any]:
+    """What each of several ports says."""
+
+    def said(port: int) -> str:
+        try:
+            with socket.create_connection(("127.0.0.1", port), 5) as s:
+                s.sendall(b"hello")
+                return s.recv(100).decode()
+        except OSError as e:
+            return type(e).__name__
+
+    return {str(port): said(port) for port in request["ports"]}
+
+
+def lose_a_child(request: dict[str, Any]) -> dict[str, Any]:
+    """A child that takes more memory than allowed; its loss is swallowed, as getters do."""
+    child = os.fork()
+    if child == 0:
+        eat(request)
+    os.waitpid(child, 0)
+    return {"score": 0.0}

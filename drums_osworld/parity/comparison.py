@@ -9,6 +9,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,14 @@ from drums.reward import Reward
 from drums_core.guest_gateway import serve_guest
 from drums_core.host import Host
 from drums_core.model import Task
+from drums_core.port_gateway import PortGateway
+from drums_core.ports import PortUses
 from drums_core.slot import Slot
 from drums_osworld.files import lay_out, urls_of
 from drums_osworld.parity.states import RIGHT, State, states_of
 from drums_osworld.steps.download import read_mirrored
 from drums_osworld.symbols import locate
+from drums_osworld.worker_job import BROWSER_PORT, VLC_PORT
 
 REFERENCE_TIMEOUT_S = 600.0
 
@@ -88,7 +92,13 @@ async def ask_reference(slot: Slot, task: Task, state: State) -> Answer:
     """
     config = slot.host.config
     failures: list[str] = []
-    listener = socket.create_server(("127.0.0.1", 0))
+    gateway = PortGateway(partial(PortUses().open, slot.guest.netns_fd), failures, [])
+    serve: dict[str, Callable[[int], Awaitable[None]]] = {
+        "guest": partial(serve_guest, slot.guest.request, failures=failures),
+        "browser": partial(gateway.serve, BROWSER_PORT),
+        "vlc": partial(gateway.serve, VLC_PORT),
+    }
+    listeners = {name: socket.create_server(("127.0.0.1", 0)) for name in serve}
     with tempfile.TemporaryDirectory(prefix="drums-parity-") as folder:
         place = Path(folder)
         laid = await trio.to_thread.run_sync(lay_out, config.mirror(), urls_of([task]), place / "files")
@@ -100,14 +110,15 @@ async def ask_reference(slot: Slot, task: Task, state: State) -> Answer:
         }
         request = {
             "root": str(locate(config.osworld)[0]),
-            "port": listener.getsockname()[1],
+            "ports": {name: x.getsockname()[1] for name, x in listeners.items()},
             "cache": str(place / "cache"),
             "task": document,
             "files": {url: str(place / "files" / x["file"]) for url, x in laid.items() if "file" in x},
             "gave_up": state.gave_up,
         }
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve_guest, slot.guest.request, listener.detach(), failures)
+            for name, listener in listeners.items():
+                nursery.start_soon(serve[name], listener.detach())
             command = [sys.executable, "-m", "drums_osworld.parity.reference"]
             environment = {**os.environ, "HOME": folder}
             with trio.move_on_after(REFERENCE_TIMEOUT_S) as limit:

@@ -2,16 +2,16 @@
 
 A request as JSON on standard input, an answer as JSON on the last line of standard output:
 
-    {"root": folder of desktop_env, "port": n, "cache": folder, "task": the document, "files": {url: path},
-     "gave_up": b}
+    {"root": folder of desktop_env, "ports": {"guest": n, "browser": n, "vlc": n}, "cache": folder,
+     "task": the document, "files": {url: path}, "gave_up": b}
     {"score": 0.5}  or  {"raised": "AssertionError", "message": "..."}  or  {"broken": ["cv2 is not installed ..."]}
 
 `evaluate`, getters, metrics and both controllers are OSWorld's own, and so are `DesktopEnv.__init__`, `_start_emulator`
 and `_set_task_info`. Three things are given to them from outside:
 
 - a provider, in the place of the function that makes providers, since there is no virtual machine to start: it names
-  the port on which the desktop's guest server is reached. `object.__new__` would have left out the very code that makes
-  the controllers;
+  the ports on which the desktop's guest server, browser and VLC are reached. `object.__new__` would have left out the
+  very code that makes the controllers;
 - the files that would come from the internet, in OSWorld's own cache folder, which it looks in first;
 - `StandInFinder` for packages that are not installed: importing them works, using one is told as `broken`.
 """
@@ -34,8 +34,8 @@ from drums_osworld.worker_job import BROKEN, StandInFinder, WorkerBroken, _phase
 class _Provider:
     """A machine that runs already, and its manager."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, ports: dict[str, int]) -> None:
+        self._ports = ports
 
     def get_vm_path(self, **_: object) -> str:
         return "a desktop of drums"
@@ -44,8 +44,8 @@ class _Provider:
         """It runs."""
 
     def get_ip_address(self, _: str) -> str:
-        # server, browser, VNC and VLC; nothing listens on port 9, and what asks there learns that.
-        return f"127.0.0.1:{self._port}:9:9:9"
+        # Nothing listens on port 9, where VNC would be.
+        return f"127.0.0.1:{self._ports['guest']}:{self._ports['browser']}:9:{self._ports['vlc']}"
 
 
 def fill_cache(cache: Path, task: dict[str, Any], files: dict[str, str]) -> None:
@@ -75,7 +75,7 @@ def evaluate(request: dict[str, Any]) -> dict[str, Any]:
     osworld: Any = importlib.import_module("desktop_env.desktop_env")
 
     _phase["importing"] = False
-    provider = _Provider(request["port"])
+    provider = _Provider(request["ports"])
     osworld.create_vm_manager_and_provider = lambda *_, **__: (provider, provider)
     task = request["task"]
     try:
