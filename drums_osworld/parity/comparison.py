@@ -22,7 +22,7 @@ from drums_core.host import Host
 from drums_core.model import Task
 from drums_core.slot import Slot
 from drums_osworld.files import lay_out, urls_of
-from drums_osworld.parity.states import RIGHT, State, states_of
+from drums_osworld.parity.states import RIGHT, SCRIPTED, UNTOUCHED, State, states_of
 from drums_osworld.steps.download import read_mirrored
 from drums_osworld.symbols import locate
 
@@ -119,6 +119,7 @@ async def ask_reference(slot: Slot, task: Task, state: State) -> Answer:
                     check=False,
                     cwd=folder,
                     env=environment,
+                    start_new_session=True,  # Ctrl-C ends it by cancellation, not by a signal of its own
                 )
             nursery.cancel_scope.cancel()
     if limit.cancelled_caught:
@@ -136,12 +137,20 @@ async def ask_reference(slot: Slot, task: Task, state: State) -> Answer:
 
 
 async def bring_about(slot: Slot, state: State) -> None:
-    """Make a state of a desktop whose task is set up."""
+    """Make a state of a desktop whose task is set up.
+
+    Raises:
+        DrumsError: its script failed.
+    """
     for path, url in state.files.items():
         content = b""
         if url is not None:
             content = await trio.to_thread.run_sync(read_mirrored, slot.host.config.mirror(), url)
         await slot.write_file(path, content)
+    if state.script:
+        done = await slot.execute(state.script, shell=True)
+        if done.returncode:
+            raise DrumsError(f"its script ended with {done.returncode}: {(done.error or done.output)[-400:]}")
     if state.gave_up:
         await slot.step("FAIL")
 
@@ -192,18 +201,35 @@ async def compare_task(
     others: Sequence[str] = (),
     image: str | None = None,
     reference: Reference = ask_reference,
+    on_line: Callable[[Line], None] = lambda _: None,
 ) -> list[Line]:
     """All states of a task, one after the other.
 
     Args:
         others: as for `states_of`.
+        on_line: told of each state as it is compared.
     """
+    lines: list[Line] = []
+
+    def tell(line: Line) -> None:
+        lines.append(line)
+        on_line(line)
+
     try:
         slot = await host.create(task, image=image, purpose="selftest")
     except DrumsError as e:
-        return [Line(task.id, "all", problem=f"{type(e).__name__}: {e.message}")]
+        tell(Line(task.id, "all", problem=f"{type(e).__name__}: {e.message}"))
+        return lines
     async with slot:
-        return [await compare_state(slot, task, state, reference) for state in states_of(task, others)]
+        for state in states_of(task, others):
+            tell(await compare_state(slot, task, state, reference))
+    return lines
+
+
+def _as_meant(line: Line) -> bool:
+    """Whether a script's state has the reference's 1.0 as the right one, and as a wrong one has it not."""
+    assert line.reference is not None
+    return (line.reference.score == 1.0) is (line.state == SCRIPTED + RIGHT)
 
 
 def report(lines: Sequence[Line]) -> dict[str, Any]:
@@ -218,6 +244,14 @@ def report(lines: Sequence[Line]) -> dict[str, Any]:
             {"task": x.task, "reason": f"the reference gives {x.reference} for the task's own expected file"}
             for x in compared
             if x.state == RIGHT and x.reference is not None and x.reference.score != 1.0
+        ],
+        "done_already": [
+            x.task for x in compared if x.state == UNTOUCHED and x.reference is not None and x.reference.score == 1.0
+        ],
+        "own_solution_fails": [
+            {"task": x.task, "state": x.state, "reason": f"the reference gives {x.reference}"}
+            for x in compared
+            if x.state.startswith(SCRIPTED) and not _as_meant(x)
         ],
         "not_run": [{"task": x.task, "state": x.state, "reason": x.problem} for x in lines if x.problem],
         "lines": [
