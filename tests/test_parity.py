@@ -263,7 +263,7 @@ def test_scripts_do_and_fail_a_task(played: Played) -> None:
         ("untouched", "0.0"),
         ("done: right", "1.0"),
         ("done: wrong: copied", "0.0"),
-        ("done: wrong: elsewhere", "0.0"),
+        ("done: wrong: another case", "0.0"),
         ("gave up", "0.0"),
     ]
 
