@@ -17,6 +17,8 @@ from click.testing import CliRunner
 from desktops import Played, make_task, play
 from requires import requires
 
+from drums.errors import DrumsError
+from drums.reward import Reward, Verdict
 from drums_core import load_config
 from drums_core.config import HostConfig
 from drums_core.host import Host
@@ -24,7 +26,16 @@ from drums_core.model import SetupStep, Task
 from drums_core.slot import Slot
 from drums_osworld.catalogue import OWN_TASKS, OSWorldCatalogue
 from drums_osworld.parity import command, states
-from drums_osworld.parity.comparison import Answer, Line, ask_reference, compare_state, compare_task, report, same
+from drums_osworld.parity.comparison import (
+    Answer,
+    Line,
+    answer_of,
+    ask_reference,
+    compare_state,
+    compare_task,
+    report,
+    same,
+)
 from drums_osworld.parity.selection import select
 from drums_osworld.parity.solutions import solutions
 from drums_osworld.parity.states import RIGHT, State, states_of, without_applications
@@ -81,6 +92,20 @@ def test_a_task_without_its_applications() -> None:
 )
 def test_what_is_equal(ours: Answer, reference: Answer, equal: bool) -> None:
     assert same(ours, reference) is equal
+
+
+def test_what_the_host_could_not_have_graded_is_no_answer() -> None:
+    def reward(**fields: Any) -> Reward:
+        return Reward(score=None, valid=True, invalid_reasons=(), verdict=Verdict.VALID, bad_gates=(), **fields)
+
+    failed = reward(checker_error="'f' raised KeyError", checker_error_cause="unknown")
+    assert answer_of(failed) == Answer(None, "'f' raised KeyError")
+    for fields in (
+        {"checker_skipped": "quarantined: by hand"},
+        {"checker_error": "the copy could not be restored", "checker_error_cause": "infrastructure"},
+    ):
+        with pytest.raises(DrumsError, match=r"it was not graded: (quarantined|the copy)"):
+            answer_of(reward(**fields))
 
 
 def test_report_tells_each_kind_of_line() -> None:

@@ -19,7 +19,7 @@ from drums.errors import DrumsError
 from drums.reward import Reward
 from drums_core.guest_gateway import serve_guest
 from drums_core.host import Host
-from drums_core.model import Task
+from drums_core.model import Cause, Task
 from drums_core.slot import Slot
 from drums_osworld.files import lay_out, urls_of
 from drums_osworld.parity.states import RIGHT, SCRIPTED, UNTOUCHED, State, states_of
@@ -76,8 +76,14 @@ def same(ours: Answer, reference: Answer) -> bool:
 
 
 def answer_of(reward: Reward) -> Answer:
-    """Our answer, of a reward whatever its verdict."""
-    return Answer(reward.score, reward.checker_error or reward.checker_skipped or "")
+    """Our answer, of a reward whatever its verdict.
+
+    Raises:
+        DrumsError: the host could not have it graded, which says nothing of the checker.
+    """
+    if reward.checker_skipped or reward.checker_error_cause == Cause.INFRASTRUCTURE:
+        raise DrumsError(f"it was not graded: {reward.checker_skipped or reward.checker_error}")
+    return Answer(reward.score, reward.checker_error or "")
 
 
 async def ask_reference(slot: Slot, task: Task, state: State) -> Answer:
