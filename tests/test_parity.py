@@ -124,18 +124,20 @@ def test_report_tells_each_kind_of_line() -> None:
 
 def test_report_tells_of_scripts_that_do_not_what_they_are_meant_to() -> None:
     lines = [
-        Line("a", "untouched", Answer(1.0), Answer(1.0), Answer(1.0)),
+        Line("a", "untouched", Answer(0.0), Answer(0.0), Answer(0.0)),
         Line("a", "done: right", Answer(0.0), Answer(0.0), Answer(0.0)),
         Line("a", "done: wrong: less", Answer(1.0), Answer(1.0), Answer(1.0)),
         Line("b", "done: right", Answer(1.0), Answer(1.0), Answer(1.0)),
         Line("b", "done: wrong: less", Answer(None, "KeyError"), Answer(None, "KeyError"), Answer(None, "KeyError")),
+        Line("c", "untouched", Answer(1.0), Answer(1.0), Answer(1.0)),
+        Line("c", "done: wrong: less", Answer(1.0), Answer(1.0), Answer(1.0)),
     ]
     found = report(lines)
     assert [(x["task"], x["state"]) for x in found["own_solution_fails"]] == [
         ("a", "done: right"),
         ("a", "done: wrong: less"),
     ]
-    assert found["done_already"] == ["a"] and not found["own_expected_fails"]
+    assert found["done_already"] == ["c"] and not found["own_expected_fails"]
 
 
 def test_each_solution_has_a_right_script_and_two_wrong_ones() -> None:

@@ -232,15 +232,21 @@ async def compare_task(
     return lines
 
 
-def _as_meant(line: Line) -> bool:
-    """Whether a script's state has the reference's 1.0 as the right one, and as a wrong one has it not."""
+def _as_meant(line: Line, done_already: bool) -> bool:
+    """Whether a script's state has the reference's 1.0 as the right one, and as a wrong one has it not.
+
+    Args:
+        done_already: whether the task has it untouched; then it may have it whatever is done.
+    """
     assert line.reference is not None
-    return (line.reference.score == 1.0) is (line.state == SCRIPTED + RIGHT)
+    solved = line.reference.score == 1.0
+    return solved if line.state == SCRIPTED + RIGHT else not solved or done_already
 
 
 def report(lines: Sequence[Line]) -> dict[str, Any]:
     """What was found, as the command prints it as JSON."""
     compared = [x for x in lines if not x.problem]
+    already = {x.task for x in compared if x.state == UNTOUCHED and x.reference and x.reference.score == 1.0}
     return {
         "tasks": len({x.task for x in lines}),
         "states": len(lines),
@@ -251,13 +257,11 @@ def report(lines: Sequence[Line]) -> dict[str, Any]:
             for x in compared
             if x.state == RIGHT and x.reference is not None and x.reference.score != 1.0
         ],
-        "done_already": [
-            x.task for x in compared if x.state == UNTOUCHED and x.reference is not None and x.reference.score == 1.0
-        ],
+        "done_already": sorted(already),
         "own_solution_fails": [
             {"task": x.task, "state": x.state, "reason": f"the reference gives {x.reference}"}
             for x in compared
-            if x.state.startswith(SCRIPTED) and not _as_meant(x)
+            if x.state.startswith(SCRIPTED) and not _as_meant(x, x.task in already)
         ],
         "not_run": [{"task": x.task, "state": x.state, "reason": x.problem} for x in lines if x.problem],
         "lines": [
