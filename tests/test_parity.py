@@ -312,13 +312,16 @@ def test_nothing_is_left(played: Played) -> None:
     assert played.left == []
 
 
-WIDE = ("1273e544", "0e47de2a", "7dbc52a6")
+WIDE = ("1273e544", "0e47de2a", "7dbc52a6", "030eeff7")
 
 
 @pytest.mark.applications
 @needs_desktops
 def test_parity_with_applications() -> None:
-    """Of a table, a text and slides, opened in their applications, with their whole set-up and postconfig."""
+    """Of a table, a text, slides and the browser's settings, in their applications, with all set-up and postconfig.
+
+    The postconfig of the last ends the browser by the name of Chrome's process.
+    """
     config = load_config()
     if config.osworld is None:
         pytest.skip("DRUMS_OSWORLD names no checkout")
@@ -335,3 +338,4 @@ def test_parity_with_applications() -> None:
     played = play({x: scenario(x) for x in WIDE}, at_once=min(2, os.cpu_count() or 1))
     found = report([line for x in WIDE for line in played[x]])
     assert found["compared"] == found["states"] and not found["differences"], found
+    assert not found["own_solution_fails"], found
