@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+import trio
+from click.testing import CliRunner
 from desktops import Played, make_task, play
 from requires import requires
 
+from drums.errors import DrumsError
+from drums.reward import Reward, Verdict
 from drums_core import load_config
+from drums_core.config import HostConfig
 from drums_core.host import Host
 from drums_core.model import SetupStep, Task
 from drums_core.slot import Slot
-from drums_osworld.catalogue import OSWorldCatalogue
-from drums_osworld.parity.comparison import Answer, Line, ask_reference, compare_state, compare_task, report, same
+from drums_osworld.catalogue import OWN_TASKS, OSWorldCatalogue
+from drums_osworld.parity import command, states
+from drums_osworld.parity.comparison import (
+    Answer,
+    Line,
+    answer_of,
+    ask_reference,
+    compare_state,
+    compare_task,
+    report,
+    same,
+)
+from drums_osworld.parity.selection import select
+from drums_osworld.parity.solutions import solutions
 from drums_osworld.parity.states import RIGHT, State, states_of, without_applications
 
 needs_desktops = requires("root", "criu")
@@ -72,6 +94,20 @@ def test_what_is_equal(ours: Answer, reference: Answer, equal: bool) -> None:
     assert same(ours, reference) is equal
 
 
+def test_what_the_host_could_not_have_graded_is_no_answer() -> None:
+    def reward(**fields: Any) -> Reward:
+        return Reward(score=None, valid=True, invalid_reasons=(), verdict=Verdict.VALID, bad_gates=(), **fields)
+
+    failed = reward(checker_error="'f' raised KeyError", checker_error_cause="unknown")
+    assert answer_of(failed) == Answer(None, "'f' raised KeyError")
+    for fields in (
+        {"checker_skipped": "quarantined: by hand"},
+        {"checker_error": "the copy could not be restored", "checker_error_cause": "infrastructure"},
+    ):
+        with pytest.raises(DrumsError, match=r"it was not graded: (quarantined|the copy)"):
+            answer_of(reward(**fields))
+
+
 def test_report_tells_each_kind_of_line() -> None:
     lines = [
         Line("a", "untouched", Answer(0.0), Answer(0.0), Answer(0.0)),
@@ -84,6 +120,89 @@ def test_report_tells_each_kind_of_line() -> None:
     assert [(x["task"], x["what"]) for x in found["differences"]] == [("b", "in place gives 1.0, the reference 0.0")]
     assert [x["task"] for x in found["own_expected_fails"]] == ["a"]
     assert found["not_run"] == [{"task": "b", "state": "gave up", "reason": "no desktop"}]
+
+
+def test_report_tells_of_scripts_that_do_not_what_they_are_meant_to() -> None:
+    lines = [
+        Line("a", "untouched", Answer(0.0), Answer(0.0), Answer(0.0)),
+        Line("a", "done: right", Answer(0.0), Answer(0.0), Answer(0.0)),
+        Line("a", "done: wrong: less", Answer(1.0), Answer(1.0), Answer(1.0)),
+        Line("b", "done: right", Answer(1.0), Answer(1.0), Answer(1.0)),
+        Line("b", "done: wrong: less", Answer(None, "KeyError"), Answer(None, "KeyError"), Answer(None, "KeyError")),
+        Line("c", "untouched", Answer(1.0), Answer(1.0), Answer(1.0)),
+        Line("c", "done: wrong: less", Answer(1.0), Answer(1.0), Answer(1.0)),
+    ]
+    found = report(lines)
+    assert [(x["task"], x["state"]) for x in found["own_solution_fails"]] == [
+        ("a", "done: right"),
+        ("a", "done: wrong: less"),
+    ]
+    assert found["done_already"] == ["c"] and not found["own_expected_fails"]
+
+
+def test_each_solution_has_a_right_script_and_two_wrong_ones() -> None:
+    for task, scripts in solutions().items():
+        first, *others = scripts
+        assert first == RIGHT and len(others) == 2 and all(x.startswith("wrong: ") for x in others), task
+        for name, script in scripts.items():
+            checked = subprocess.run(["sh", "-n"], input=script.encode(), capture_output=True, check=False)
+            assert checked.returncode == 0, (task, name, checked.stderr)
+    assert len({*solutions()} & {x.stem for x in OWN_TASKS.glob("*.json")}) == 1
+
+
+def test_solutions_are_of_tasks_that_there_are() -> None:
+    config = load_config()
+    if config.osworld is None:
+        pytest.skip("DRUMS_OSWORLD names no checkout")
+    known = {x.id: x for x in (*OSWorldCatalogue(config).tasks(), *OSWorldCatalogue(HostConfig()).tasks())}
+    assert {*solutions()} <= {*known}
+    state = next(x for x in states_of(known[next(iter(solutions()))]) if x.name == "done: right")
+    assert state.script and not state.files
+
+
+def test_selection_leaves_out_what_it_names(tmp_path: Path) -> None:
+    config = HostConfig(file_mirror=tmp_path)
+    here = tmp_path / "here.xlsx"
+    here.write_bytes(b"x")
+    with_file = SetupStep("download", {"files": [{"url": URL.format("here.xlsx"), "path": "/home/user/a.xlsx"}]})
+    without = SetupStep("download", {"files": [{"url": URL.format("gone.xlsx"), "path": "/home/user/a.xlsx"}]})
+    tasks = [
+        attrs.evolve(make_task(), id="plain"),
+        attrs.evolve(make_task(with_file), id="file"),
+        attrs.evolve(make_task(without), id="gone"),
+        attrs.evolve(make_task(), id="web", needs_web=True),
+    ]
+    found = select(config, tasks, files_only=False)
+    assert [x.id for x in found.chosen] == ["plain", "file"]
+    assert found.left_out == {"this host lacks one of its files": ["gone"], "needs the live web": ["web"]}
+    assert [x.id for x in select(config, tasks, files_only=True).chosen] == ["file"]
+
+
+@asynccontextmanager
+async def no_host(_: HostConfig) -> AsyncIterator[None]:
+    """In the place of an open host: nothing is asked of it."""
+    yield
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_was_found_is_told_when_it_is_interrupted(monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+    async def compare(_: None, task: Task, *, on_line: Callable[[Line], None], **__: Any) -> None:
+        await trio.lowlevel.checkpoint()  # as any real one has: what was cancelled meanwhile does not begin
+        on_line(Line(task.id, "untouched", Answer(0.0), Answer(0.0), Answer(0.0)))
+        signal.raise_signal(signal.SIGINT)
+        await trio.sleep_forever()
+
+    monkeypatch.delenv("DRUMS_OSWORLD", raising=False)
+    monkeypatch.setattr(command, "open_host", no_host)
+    monkeypatch.setattr(command, "compare_task", compare)
+    options = ["--json"] if as_json else []
+    result = CliRunner().invoke(command.parity, ["2e208cb7", "7a9736bf", "--jobs", "1", *options])
+    assert result.exit_code == command.INTERRUPTED, result.output
+    if as_json:
+        assert '"interrupted": true' in result.stdout and '"reason": "interrupted before it"' in result.stdout
+    else:
+        assert "untouched\t0.0\t0.0\tequal" in result.stdout
+        assert "1 of 2 states of 2 tasks compared, 0 differ, 1 not run" in result.stdout
 
 
 # --- on real desktops
@@ -120,9 +239,26 @@ async def raising(host: Host) -> list[Line]:
         return [await compare_state(slot, task, State("untouched"))]
 
 
+async def scripted(host: Host) -> list[Line]:
+    """A task of drums' own in all its states, with whatever `solutions` has."""
+    return await compare_task(host, OSWorldCatalogue(HostConfig()).find("2e208cb7"))
+
+
+async def planted(host: Host) -> list[Line]:
+    """The same with scripts that do nothing, that do it under the name of a wrong one, and that fail."""
+    task = OSWorldCatalogue(HostConfig()).find("2e208cb7")
+    right = solutions()[task.id][RIGHT]
+    scripts = {RIGHT: "true", "wrong: it is right": right, "wrong: it fails": "echo no room >&2; exit 3"}
+    async with await host.create(task) as slot:
+        return [
+            await compare_state(slot, task, State(states.SCRIPTED + name, script=script))
+            for name, script in scripts.items()
+        ]
+
+
 @pytest.fixture(scope="module")
 def played() -> Played:
-    return play({"equal": equal, "done": done, "raising": raising})
+    return play({"equal": equal, "done": done, "raising": raising, "scripted": scripted, "planted": planted})
 
 
 @needs_desktops
@@ -147,17 +283,45 @@ def test_exceptions_are_compared(played: Played) -> None:
 
 
 @needs_desktops
+def test_scripts_do_and_fail_a_task(played: Played) -> None:
+    found = report(played["scripted"])
+    assert not found["not_run"] and not found["differences"] and not found["own_solution_fails"], found
+    assert [(x["state"], x["drums"]) for x in found["lines"]] == [
+        ("untouched", "0.0"),
+        ("done: right", "1.0"),
+        ("done: wrong: copied", "0.0"),
+        ("done: wrong: another case", "0.0"),
+        ("gave up", "0.0"),
+    ]
+
+
+@needs_desktops
+def test_scripts_that_do_not_what_they_are_meant_to_are_told(played: Played) -> None:
+    found = report(played["planted"])
+    assert [(x["state"], x["reason"]) for x in found["own_solution_fails"]] == [
+        ("done: right", "the reference gives 0.0"),
+        ("done: wrong: it is right", "the reference gives 1.0"),
+    ]
+    (failed,) = found["not_run"]
+    assert failed["state"] == "done: wrong: it fails"
+    assert "its script ended with 3: no room" in failed["reason"]
+
+
+@needs_desktops
 def test_nothing_is_left(played: Played) -> None:
     assert played.left == []
 
 
-WIDE = ("1273e544", "0e47de2a", "7dbc52a6")
+WIDE = ("1273e544", "0e47de2a", "7dbc52a6", "030eeff7")
 
 
 @pytest.mark.applications
 @needs_desktops
 def test_parity_with_applications() -> None:
-    """Of a table, a text and slides, opened in their applications, with their whole set-up and postconfig."""
+    """Of a table, a text, slides and the browser's settings, in their applications, with all set-up and postconfig.
+
+    The postconfig of the last ends the browser by the name of Chrome's process.
+    """
     config = load_config()
     if config.osworld is None:
         pytest.skip("DRUMS_OSWORLD names no checkout")
@@ -174,3 +338,4 @@ def test_parity_with_applications() -> None:
     played = play({x: scenario(x) for x in WIDE}, at_once=min(2, os.cpu_count() or 1))
     found = report([line for x in WIDE for line in played[x]])
     assert found["compared"] == found["states"] and not found["differences"], found
+    assert not found["own_solution_fails"], found

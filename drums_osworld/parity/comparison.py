@@ -20,12 +20,12 @@ from drums.errors import DrumsError
 from drums.reward import Reward
 from drums_core.guest_gateway import serve_guest
 from drums_core.host import Host
-from drums_core.model import Task
+from drums_core.model import Cause, Task
 from drums_core.port_gateway import PortGateway
 from drums_core.ports import PortUses
 from drums_core.slot import Slot
 from drums_osworld.files import lay_out, urls_of
-from drums_osworld.parity.states import RIGHT, State, states_of
+from drums_osworld.parity.states import RIGHT, SCRIPTED, UNTOUCHED, State, states_of
 from drums_osworld.steps.download import read_mirrored
 from drums_osworld.symbols import locate
 from drums_osworld.worker_job import BROWSER_PORT, VLC_PORT
@@ -80,8 +80,14 @@ def same(ours: Answer, reference: Answer) -> bool:
 
 
 def answer_of(reward: Reward) -> Answer:
-    """Our answer, of a reward whatever its verdict."""
-    return Answer(reward.score, reward.checker_error or reward.checker_skipped or "")
+    """Our answer, of a reward whatever its verdict.
+
+    Raises:
+        DrumsError: the host could not have it graded, which says nothing of the checker.
+    """
+    if reward.checker_skipped or reward.checker_error_cause == Cause.INFRASTRUCTURE:
+        raise DrumsError(f"it was not graded: {reward.checker_skipped or reward.checker_error}")
+    return Answer(reward.score, reward.checker_error or "")
 
 
 async def ask_reference(slot: Slot, task: Task, state: State) -> Answer:
@@ -130,6 +136,7 @@ async def ask_reference(slot: Slot, task: Task, state: State) -> Answer:
                     check=False,
                     cwd=folder,
                     env=environment,
+                    start_new_session=True,  # Ctrl-C ends it by cancellation, not by a signal of its own
                 )
             nursery.cancel_scope.cancel()
     if limit.cancelled_caught:
@@ -147,12 +154,20 @@ async def ask_reference(slot: Slot, task: Task, state: State) -> Answer:
 
 
 async def bring_about(slot: Slot, state: State) -> None:
-    """Make a state of a desktop whose task is set up."""
+    """Make a state of a desktop whose task is set up.
+
+    Raises:
+        DrumsError: its script failed.
+    """
     for path, url in state.files.items():
         content = b""
         if url is not None:
             content = await trio.to_thread.run_sync(read_mirrored, slot.host.config.mirror(), url)
         await slot.write_file(path, content)
+    if state.script:
+        done = await slot.execute(state.script, shell=True)
+        if done.returncode:
+            raise DrumsError(f"its script ended with {done.returncode}: {(done.error or done.output)[-400:]}")
     if state.gave_up:
         await slot.step("FAIL")
 
@@ -203,23 +218,46 @@ async def compare_task(
     others: Sequence[str] = (),
     image: str | None = None,
     reference: Reference = ask_reference,
+    on_line: Callable[[Line], None] = lambda _: None,
 ) -> list[Line]:
     """All states of a task, one after the other.
 
     Args:
         others: as for `states_of`.
+        on_line: told of each state as it is compared.
     """
+    lines: list[Line] = []
+
+    def tell(line: Line) -> None:
+        lines.append(line)
+        on_line(line)
+
     try:
         slot = await host.create(task, image=image, purpose="selftest")
     except DrumsError as e:
-        return [Line(task.id, "all", problem=f"{type(e).__name__}: {e.message}")]
+        tell(Line(task.id, "all", problem=f"{type(e).__name__}: {e.message}"))
+        return lines
     async with slot:
-        return [await compare_state(slot, task, state, reference) for state in states_of(task, others)]
+        for state in states_of(task, others):
+            tell(await compare_state(slot, task, state, reference))
+    return lines
+
+
+def _as_meant(line: Line, done_already: bool) -> bool:
+    """Whether a script's state has the reference's 1.0 as the right one, and as a wrong one has it not.
+
+    Args:
+        done_already: whether the task has it untouched; then it may have it whatever is done.
+    """
+    assert line.reference is not None
+    solved = line.reference.score == 1.0
+    return solved if line.state == SCRIPTED + RIGHT else not solved or done_already
 
 
 def report(lines: Sequence[Line]) -> dict[str, Any]:
     """What was found, as the command prints it as JSON."""
     compared = [x for x in lines if not x.problem]
+    already = {x.task for x in compared if x.state == UNTOUCHED and x.reference and x.reference.score == 1.0}
     return {
         "tasks": len({x.task for x in lines}),
         "states": len(lines),
@@ -229,6 +267,12 @@ def report(lines: Sequence[Line]) -> dict[str, Any]:
             {"task": x.task, "reason": f"the reference gives {x.reference} for the task's own expected file"}
             for x in compared
             if x.state == RIGHT and x.reference is not None and x.reference.score != 1.0
+        ],
+        "done_already": sorted(already),
+        "own_solution_fails": [
+            {"task": x.task, "state": x.state, "reason": f"the reference gives {x.reference}"}
+            for x in compared
+            if x.state.startswith(SCRIPTED) and not _as_meant(x, x.task in already)
         ],
         "not_run": [{"task": x.task, "state": x.state, "reason": x.problem} for x in lines if x.problem],
         "lines": [

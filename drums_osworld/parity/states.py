@@ -1,13 +1,12 @@
-"""The states that a task is scored in, derived by rule from its evaluator: no table of tasks.
+"""The states that a task is scored in: derived by rule from its evaluator, and made by scripts (`solutions.toml`).
 
 - `untouched`: the task set up, and nothing done;
 - `right`: the expected files where the results are looked for;
 - `wrong: the input as the result`: the first file of the set-up under each result's name, where results are new files;
 - `wrong: another task's file as the result`: where they are the set-up's own files, which untouched are that input;
 - `wrong: an empty file as the result`: no bytes under each result's name, as a program leaves that broke off;
+- `done: ...`: what a script did, `right` or `wrong: ...`, where the solution is no file;
 - `gave up`: the agent's last action was FAIL, which for `infeasible` is the right one.
-
-A task whose checker compares no files (a rule about the output of a command) has the first and the last of these.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import Any
 import attrs
 
 from drums_core.model import Task
+from drums_osworld.parity.solutions import solutions
 from drums_osworld.symbols import named
 
 
@@ -28,15 +28,19 @@ class State:
     Args:
         name: for reports.
         files: path in the desktop -> URL of the file that is put there, None for one without content.
+        script: what the desktop's user has /bin/sh do.
         gave_up: whether the agent says FAIL.
     """
 
     name: str
     files: Mapping[str, str | None] = attrs.field(factory=dict)
+    script: str = ""
     gave_up: bool = False
 
 
+UNTOUCHED = "untouched"
 RIGHT = "right"
+SCRIPTED = "done: "
 
 
 def states_of(task: Task, others: Sequence[str] = ()) -> list[State]:
@@ -46,7 +50,7 @@ def states_of(task: Task, others: Sequence[str] = ()) -> list[State]:
         others: URLs of files of any task; one with the result's ending that is not this task's own stands for a wrong
             result.
     """
-    found = [State("untouched")]
+    found = [State(UNTOUCHED)]
     results = _paths(task.evaluator.get("result"), "vm_file")
     expected = [url for url in _paths(task.evaluator.get("expected"), "cloud_file") if url]
     inputs = downloads(task.config)
@@ -63,6 +67,7 @@ def states_of(task: Task, others: Sequence[str] = ()) -> list[State]:
         found.append(State("wrong: the input as the result", dict.fromkeys(results, next(iter(inputs.values())))))
     if results:
         found.append(State("wrong: an empty file as the result", dict.fromkeys(results)))
+    found += [State(SCRIPTED + name, script=script) for name, script in solutions().get(task.id, {}).items()]
     found.append(State("gave up", gave_up=True))
     return found
 

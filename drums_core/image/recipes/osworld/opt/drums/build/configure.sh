@@ -5,6 +5,9 @@ cd /opt/drums/build
 
 # Chrome's names, as tasks' window titles and checkers know them.
 ln -sf google-chrome /usr/local/bin/google-chrome-stable
+# The kernel names the browser's processes by their file, and set-ups and checks end them by Chrome's name.
+mv /usr/lib/chromium/chromium /usr/lib/chromium/chrome
+ln -s chrome /usr/lib/chromium/chromium
 applications=/usr/share/applications
 sed -e 's/^Name=.*/Name=Google Chrome/' -e 's#^Exec=/usr/bin/chromium#Exec=/usr/local/bin/google-chrome#' \
     -e 's/^StartupWMClass=.*/StartupWMClass=Google-chrome/' \
