@@ -50,7 +50,7 @@ HOME = "home/user"
 USER_UID = 1000
 SECRET_FILE = "run/drums-guest/secret"
 DUMP_DEADLINE_S = 120.0
-DUMP_TRIES, DUMP_PAUSE_S = 3, 0.2
+DUMP_TRIES, DUMP_PAUSE_S = 5, 0.2  # the pause doubles
 STOP_DEADLINE_S = 30.0
 _INOTIFY_LOST = "error parsing [inotify"
 
@@ -375,7 +375,7 @@ class Desktop:
         raise DumpError(f"dump of desktop {self.slot!r} did not end within {DUMP_DEADLINE_S:g} s", interrupted=True)
 
     async def _dump_retrying(self, facts: Mapping[str, Json]) -> Checkpoint:
-        for _ in range(DUMP_TRIES - 1):
+        for number in range(DUMP_TRIES - 1):
             try:
                 return await self._dump_once(facts)
             except DumpError as e:
@@ -388,7 +388,9 @@ class Desktop:
                 # path up brings the entries back (docs/adr/0001-hold-restores.md).
                 await trio.to_thread.run_sync(_look_up_everything, self.root)
             else:
-                await trio.sleep(DUMP_PAUSE_S)  # a process that was just ending makes CRIU refuse (kcmp, EBADF)
+                # A process that was just ending makes CRIU refuse (kcmp, EBADF), and so do descriptors on their way
+                # between processes ("Control messages in queue"), as they are for a while where an application starts.
+                await trio.sleep(DUMP_PAUSE_S * 2**number)
         return await self._dump_once(facts)
 
     async def _dump_once(self, facts: Mapping[str, Json]) -> Checkpoint:
