@@ -10,10 +10,6 @@ machine meets both alike. Not a test: nothing here passes or fails.
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
+from samples import Samples, alternate, arguments, tell
 
 from drums_core import load_config, open_host
 from drums_core.model import Task
@@ -44,7 +41,6 @@ EVALUATORS: dict[str, dict[str, Any]] = {
         "expected": {"type": "rule", "rules": {"expected": "yes\n"}},
     },
 }
-Samples = dict[str, list[float]]
 
 
 def install(folder: Path) -> None:
@@ -108,46 +104,16 @@ async def measure(rounds: int) -> Samples:
     return samples
 
 
-def show(samples: Samples) -> None:
-    """A row per checker and way."""
-    print(f"{'checker':34} {'median':>8} {'min':>8} {'max':>8}  n")
-    for name, values in samples.items():
-        median = statistics.median(values)
-        print(f"{name:34} {median:8.1f} {min(values):8.1f} {max(values):8.1f}  {len(values)}")
-
-
-def alternate(other: Path, rounds: int) -> None:
-    """Some rounds here, some there, in turn."""
-    here = Path(__file__).resolve().parent.parent
-    merged: dict[str, Samples] = {"here": {}, "there": {}}
-    for _ in range(rounds):
-        for label, checkout in (("there", other), ("here", here)):
-            command = [str(checkout / ".venv/bin/python"), __file__, "--rounds", "3", "--json"]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=checkout)
-            for name, values in json.loads(done.stdout).items():
-                merged[label].setdefault(name, []).extend(values)
-    for label, samples in merged.items():
-        print(f"{label}:")
-        show(samples)
-
-
 def main() -> None:
     """Parse the arguments and run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--json", action="store_true", help="print the samples as JSON")
-    parser.add_argument("--against", type=Path, help="another checkout to alternate with")
-    options = parser.parse_args()
+    options = arguments(__doc__, rounds=10, alternates=True).parse_args()
     if options.against:
-        alternate(options.against, options.rounds)
+        alternate(__file__, options.against, options.rounds, each=3)
         return
     with tempfile.TemporaryDirectory() as folder:
         install(Path(folder))
         samples = trio.run(measure, options.rounds)
-    if options.json:
-        json.dump(samples, sys.stdout)
-    else:
-        show(samples)
+    tell(samples, as_json=options.json)
 
 
 if __name__ == "__main__":

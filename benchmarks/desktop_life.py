@@ -10,18 +10,13 @@ a drifting machine meets both alike. Not a test: nothing here passes or fails.
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import trio
+from samples import Samples, alternate, arguments, tell
 
 from drums_core import load_config, open_host
 from drums_core.desktop import Desktop
@@ -40,7 +35,6 @@ TASK = Task(
     domain="benchmark",
     sha256="0" * 64,
 )
-Samples = dict[str, list[float]]
 
 
 class Timed:
@@ -110,44 +104,14 @@ async def measure(rounds: int) -> Samples:
     return samples
 
 
-def show(samples: Samples) -> None:
-    """A row per operation."""
-    print(f"{'operation':28} {'median':>8} {'min':>8} {'max':>8}  n")
-    for name, values in samples.items():
-        median = statistics.median(values)
-        print(f"{name:28} {median:8.1f} {min(values):8.1f} {max(values):8.1f}  {len(values)}")
-
-
-def alternate(other: Path, rounds: int) -> None:
-    """One round here, one there, in turn."""
-    here = Path(__file__).resolve().parent.parent
-    merged: dict[str, Samples] = {"here": {}, "there": {}}
-    for _ in range(rounds):
-        for label, checkout in (("here", here), ("there", other)):
-            command = [str(checkout / ".venv/bin/python"), str(checkout / "benchmarks/desktop_life.py")]
-            done = subprocess.run([*command, "--rounds", "1", "--json"], check=True, capture_output=True, cwd=checkout)
-            for name, values in json.loads(done.stdout).items():
-                merged[label].setdefault(name, []).extend(values)
-    for label, samples in merged.items():
-        print(f"{label}:")
-        show(samples)
-
-
 def main() -> None:
     """Parse the arguments and run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--json", action="store_true", help="print the samples as JSON")
-    parser.add_argument("--against", type=Path, help="another checkout to alternate with")
-    options = parser.parse_args()
+    options = arguments(__doc__, rounds=10, alternates=True).parse_args()
     if options.against:
-        alternate(options.against, options.rounds)
+        alternate(__file__, options.against, options.rounds, each=1)
         return
     samples = trio.run(measure, options.rounds)
-    if options.json:
-        json.dump(samples, sys.stdout)
-    else:
-        show(samples)
+    tell(samples, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,11 @@ gates. The baseline in the same run is reading the home's files once, hash left 
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import sys
 import time
 from pathlib import Path
 
 import trio
+from samples import Samples, arguments, tell
 
 from drums_core import load_config, open_host
 from drums_core.abc import EventGate
@@ -24,7 +21,6 @@ from drums_core.desktop import HOME
 from drums_core.model import Phase
 from drums_core.slot import Slot
 
-Samples = dict[str, list[float]]
 FILL = """
 import os
 os.makedirs("/home/user/bulk")
@@ -86,18 +82,11 @@ async def measure(rounds: int, megabytes: int) -> Samples:
 
 def main() -> None:
     """Parse the arguments and run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser = arguments(__doc__, rounds=10)
     parser.add_argument("--megabytes", type=int, default=50, help="size of the home")
-    parser.add_argument("--json", action="store_true", help="print the samples as JSON")
     options = parser.parse_args()
     samples = trio.run(measure, options.rounds, options.megabytes)
-    if options.json:
-        json.dump(samples, sys.stdout)
-        return
-    print(f"{'what':34} {'median':>8} {'min':>8} {'max':>8}  n")
-    for name, values in sorted(samples.items()):
-        print(f"{name:34} {statistics.median(values):8.1f} {min(values):8.1f} {max(values):8.1f}  {len(values)}")
+    tell(dict(sorted(samples.items())), as_json=options.json)
 
 
 if __name__ == "__main__":

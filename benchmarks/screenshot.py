@@ -8,13 +8,11 @@ The baseline in the same run is Pillow with its quickest compression, on the sam
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
-import sys
 import time
 
 import trio
+from samples import arguments, tell
 
 from drums_core import load_config, open_host
 
@@ -63,18 +61,10 @@ async def measure(rounds: int, image: str | None) -> dict[str, list[float]]:
 
 def main() -> None:
     """Parse the arguments and run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser = arguments(__doc__, rounds=20)
     parser.add_argument("--image", help="the image; the host's default otherwise")
-    parser.add_argument("--json", action="store_true", help="print the samples as JSON")
     options = parser.parse_args()
-    samples = trio.run(measure, options.rounds, options.image)
-    if options.json:
-        json.dump(samples, sys.stdout)
-        return
-    print(f"{'what':44} {'median':>8} {'min':>8} {'max':>8}  n")
-    for name, values in samples.items():
-        print(f"{name:44} {statistics.median(values):8.1f} {min(values):8.1f} {max(values):8.1f}  {len(values)}")
+    tell(trio.run(measure, options.rounds, options.image), as_json=options.json)
 
 
 if __name__ == "__main__":
