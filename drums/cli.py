@@ -92,7 +92,13 @@ def cli() -> None:
 
 
 def _end_on_signals() -> None:
-    """Let the signals that end a session end a command as Ctrl-C does: with its clean-up."""
+    """Let the signals that end a session end a command as Ctrl-C does: with its clean-up.
+
+    A shell without job control has what it starts in the background ignore SIGINT (POSIX, "Asynchronous Lists"). The
+    others would be lost with it then, and nothing but SIGKILL would end the command.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # Windows has no SIGHUP
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:

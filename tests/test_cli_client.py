@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -239,3 +241,21 @@ def test_start_up(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_errors_of_commands_are_the_clients() -> None:
     """main() tells them; the commands themselves raise them."""
     assert issubclass(drums.DaemonUnreachable, DrumsError)
+
+
+def test_a_command_in_a_script_s_background_can_be_ended() -> None:
+    """There SIGINT is ignored from the start; SIGTERM ends it all the same, with its clean-up."""
+    code = "import time, drums.cli; drums.cli._end_on_signals(); print('up', flush=True)\n"
+    code += "try:\n    time.sleep(60)\nfinally:\n    print('cleaned up')"
+    script = f'"{sys.executable}" -c "$CODE" & echo $!; wait'
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True, env={"CODE": code}) as process:
+        assert process.stdout is not None
+        number = int(process.stdout.readline())
+        try:
+            assert process.stdout.readline() == "up\n"
+            os.kill(number, signal.SIGTERM)
+            process.wait(10)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        assert process.stdout.read() == "cleaned up\n"
