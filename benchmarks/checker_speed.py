@@ -45,8 +45,7 @@ EVALUATORS: dict[str, dict[str, Any]] = {
 
 def install(folder: Path) -> None:
     """The verifier, as an installed package in a folder."""
-    for path in (folder, *folder.parents[:1]):
-        path.chmod(0o755)
+    folder.chmod(0o755)
     (folder / "benchmark_verifier.py").write_text(VERIFIER)
     facts = folder / "benchmark_verifier-1.dist-info"
     facts.mkdir()

@@ -43,6 +43,7 @@ from drums_core.sys.file_locks import reapply_locks
 from drums_core.sys.inside import open_namespace
 from drums_core.sys.overlay import Layer, mount_overlay
 from drums_core.sys.removal import open_beneath, remove_tree, unmount_below
+from drums_core.sys.timers import restart_timers
 from drums_core.sys.userns import FIRST_ID
 
 _log = structlog.get_logger("drums.desktop")
@@ -283,6 +284,7 @@ class Desktop:
             self.session = tuple(_session(pid1=self.pid1, processes=self.restored))
             services.watcher.drain()
             services.watcher.track(self.slot, self.restored)
+            await self._restart_timers()
             await self._interpose("pre_resume")
             await in_thread(self._read_event_sources)
             judged.add(await services.gates.check(Phase.PRE_RESUME, self.view(), evidence))
@@ -292,6 +294,15 @@ class Desktop:
         judged.add(await services.gates.check(Phase.READY, self.view(), evidence))
         self.ready_at = time.monotonic()
         await self._interpose("ready")
+
+    async def _restart_timers(self) -> None:
+        """CRIU stops periodic timers that have fired and were not read."""
+        try:
+            restarted = await trio.to_thread.run_sync(restart_timers, [p.host_pid for p in self.restored])
+        except (OSError, ValueError) as e:
+            raise RestoreError(f"timers that CRIU stops could not be started again: {e}") from e
+        if restarted:
+            _log.info("timers started again", slot=self.slot, count=len(restarted))
 
     def _read_event_sources(self) -> None:
         self.event_sources = tuple(read_event_sources([p.host_pid for p in self.restored], self.pid1))
@@ -375,12 +386,15 @@ class Desktop:
         raise DumpError(f"dump of desktop {self.slot!r} did not end within {DUMP_DEADLINE_S:g} s", interrupted=True)
 
     async def _dump_retrying(self, facts: Mapping[str, Json]) -> Checkpoint:
+        began = trio.current_time()
         for number in range(DUMP_TRIES - 1):
             try:
                 return await self._dump_once(facts)
             except DumpError as e:
                 refusal = str(e.facts.get("log_excerpt", ""))
                 if e.facts.get("interrupted") or not refusal:  # not CRIU's word, or no second dump is safe
+                    raise
+                if trio.current_time() - began > DUMP_DEADLINE_S / 3:  # one that the deadline broke off would do damage
                     raise
                 _log.info("a dump is tried again", slot=self.slot, error=e.message)
             if _INOTIFY_LOST in refusal:

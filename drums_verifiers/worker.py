@@ -138,15 +138,15 @@ async def start_worker(kind: Kind) -> Worker:
     """
     async with AsyncExitStack() as stack:
         cgroup = await stack.enter_async_context(temporary_cgroup(kind.limits))
-        reply_r, reply_w = os.pipe()
-        reply_stream = trio.lowlevel.FdStream(reply_r)
-        stack.push_async_callback(reply_stream.aclose)
-        report_r, report_w = os.pipe()
-        report_stream = trio.lowlevel.FdStream(report_r)
-        stack.push_async_callback(report_stream.aclose)
         with ExitStack() as writers:
+            reply_r, reply_w = os.pipe()
             writers.callback(os.close, reply_w)
+            reply_stream = trio.lowlevel.FdStream(reply_r)
+            stack.push_async_callback(reply_stream.aclose)
+            report_r, report_w = os.pipe()
             writers.callback(os.close, report_w)
+            report_stream = trio.lowlevel.FdStream(report_r)
+            stack.push_async_callback(report_stream.aclose)
             plan = sandbox.sandbox_plan(
                 reply_fd=reply_w,
                 report_fd=report_w,

@@ -75,8 +75,9 @@ class Workers:
                     stack.push_async_callback(self._idle.pop().end)
 
     async def _fill(self) -> None:
-        for worker in [x for x in self._idle if not x.waits]:
-            self._idle.remove(worker)
+        dead = [x for x in self._idle if not x.waits]
+        self._idle[:] = [x for x in self._idle if x.waits]  # at once: `run` takes from it while others are ended
+        for worker in dead:
             _log.warning("a worker ended while it waited", code=worker.process.returncode)
             await worker.end()
         while len(self._idle) < self.waiting:

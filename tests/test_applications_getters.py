@@ -102,7 +102,7 @@ async def tabs(host: Host) -> dict[str, Any]:
         )
         found["done"] = await scored(slot, task)
         for _ in range(3):
-            await run(slot, "killall -q chromium; sleep 3; true")
+            await run(slot, "killall -q chrome; sleep 3; true")
             found["browser closed"] = await scored(slot, task)
             if None not in found["browser closed"].scores():
                 break  # else one that it started was not there within its 5 s: a busy machine
@@ -127,7 +127,7 @@ async def active_tab(host: Host) -> dict[str, Any]:
         found["the page"] = await scored(slot, task)
         await run(slot, "killall -q socat; sleep 1; true")
         found["unreachable"] = await scored(slot, task, reference=False)
-        await run(slot, "killall -q chromium; sleep 3; true")
+        await run(slot, "killall -q chrome; sleep 3; true")
         found["no browser shown"] = await scored(slot, task)
         return found
 

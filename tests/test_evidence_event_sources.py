@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
 import socket
@@ -15,10 +16,12 @@ from requires import requires
 
 from drums_core.evidence.event_sources import describe, read_event_sources
 from drums_core.model import Json
-from drums_core.testing.plant.descriptors import shared_description
+from drums_core.sys.descriptors import shared_description
+from drums_core.sys.timers import restart_timers, timerfds
 
 pytestmark = requires("root")
 libc = ctypes.CDLL(None)
+TFD_IOC_SET_TICKS = 0x40085400  # linux/timerfd.h, as CRIU uses it
 
 
 def own(kind: str) -> list[Json]:
@@ -32,26 +35,42 @@ def times(first_ns: int, interval_s: int) -> bytes:
 
 
 def test_timerfds() -> None:
-    """At rest, armed, armed for one time, fired and not yet read, and read."""
+    """Armed, armed for one time, fired and not yet read; none that is at rest, or was read."""
     fd = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK)
     try:
-        assert own("timerfd") == [[fd, "clock 1, interval (0, 0), at rest"]]
-        for first_ns, interval_s, words in (
-            (10**12, 1000, "interval (1000, 0), to fire"),
-            (10**12, 0, "interval (0, 0), to fire"),
-            (1, 0, "interval (0, 0), to fire"),
-            (0, 0, "interval (0, 0), at rest"),
-        ):
+        assert own("timerfd") == []
+        for first_ns, interval_s, words in ((10**12, 1000, "1000"), (10**12, 0, "0"), (1, 0, "0"), (0, 0, None)):
             assert libc.timerfd_settime(fd, 0, times(first_ns, interval_s), None) == 0
             time.sleep(0.01)
-            assert own("timerfd") == [[fd, f"clock 1, {words}"]]
+            assert own("timerfd") == ([] if words is None else [[fd, f"clock 1, interval {words} s"]])
         libc.timerfd_settime(fd, 0, times(1, 0), None)
         time.sleep(0.01)
         assert struct.unpack("=Q", os.read(fd, 8)) == (1,)
-        assert own("timerfd") == [[fd, "clock 1, interval (0, 0), at rest"]]
+        assert own("timerfd") == []
     finally:
         os.close(fd)
-    assert own("timerfd") == []
+
+
+def test_a_timer_that_was_stopped_as_criu_stops_it_is_started_again() -> None:
+    """One that had fired, and has an interval; no other is touched."""
+    made = [libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK) for _ in range(4)]
+    stopped, once, later, rests = made
+    try:
+        for fd, first_ns, interval_s in ((stopped, 0, 3600), (once, 0, 0), (later, 10**12, 3600), (rests, 0, 3600)):
+            libc.timerfd_settime(fd, 0, times(first_ns, interval_s), None)
+        for fd in (stopped, once):
+            fcntl.ioctl(fd, TFD_IOC_SET_TICKS, struct.pack("=Q", 1))
+        before = {x.fd: x for x in timerfds(os.getpid())}
+        assert restart_timers([os.getpid()]) == [(os.getpid(), stopped)]
+        time.sleep(0.01)
+        assert struct.unpack("=Q", os.read(stopped, 8)) == (1,)
+        after = {x.fd: x for x in timerfds(os.getpid())}
+        assert 0 < after[stopped].left_ns <= 3600 * 10**9  # it goes on, as one does that has fired by itself
+        assert after[later].left_ns <= before[later].left_ns
+        assert (after[once], after[rests]) == (before[once], before[rests])
+    finally:
+        for fd in made:
+            os.close(fd)
 
 
 def test_posix_timers() -> None:

@@ -102,7 +102,7 @@ async def whole_desktop_in_the_hosts_network(host: Host) -> object:
         return await judged(slot, shared=same)
 
 
-async def whole_desktop_in_another_desktops_network(host: Host) -> object:
+async def whole_desktop_in_another_desktops_network(host: Host, place: Path) -> object:
     """CRIU itself is in the other's, where nothing listens on the guest server's port any more."""
     async with network_sharer(host) as name, await host.create() as other:
         assert other.desktop is not None
@@ -112,7 +112,7 @@ async def whole_desktop_in_another_desktops_network(host: Host) -> object:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         criu = host.services.criu
-        program = host.services.config.state_dir / "criu-in-another-network"
+        program = place / "criu-in-another-network"
         program.write_text(f'#!/bin/sh\nexec nsenter --net=/proc/{pid1}/ns/net "{criu.path}" "$@"\n')
         program.chmod(0o755)
         host.services = attrs.evolve(
@@ -208,8 +208,10 @@ def test_a_whole_desktop_in_the_hosts_network_is_broken(played: Played) -> None:
     assert found.passing() >= set(SPECIFIED_GATES) - {"isolation", "netns"}
 
 
-def test_a_whole_desktop_in_another_desktops_network_is_broken() -> None:
-    found = play({"": whole_desktop_in_another_desktops_network})[""]
+def test_a_whole_desktop_in_another_desktops_network_is_broken(tmp_path: Path) -> None:
+    played = play({"": lambda host: whole_desktop_in_another_desktops_network(host, tmp_path)})
+    found = played[""]
+    assert not played.left
     assert found.facts["shared"]
     assert found.verdict == "invalid"
     assert found.bad_gates == {"isolation", "netns"}

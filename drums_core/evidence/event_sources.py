@@ -3,12 +3,12 @@
 A process that lost one of them goes on living and does nothing any more: a clock that stands, a window that is drawn no
 longer. From outside that looks like waiting, so what is compared is what it waits *for*, while it is held.
 
-Taken: timerfds (`fdinfo`), POSIX timers (`/proc/PID/timers`), and both ends of each connected Unix socket (`unix_diag`,
-read in the desktop's network namespace). Not to be had from outside: `setitimer`, `alarm`, and whether a POSIX timer is
-armed.
+Taken: timerfds that are to fire (`fdinfo`), POSIX timers (`/proc/PID/timers`), and both ends of each connected Unix
+socket (`unix_diag`, read in the desktop's network namespace). Not to be had from outside: `setitimer`, `alarm`, and
+whether a POSIX timer is armed. A timerfd at rest is left out: CRIU lets one with an absolute time fire once, and
+nothing is lost by it.
 
-Sources: proc(5), timerfd_create(2), sock_diag(7), Linux `fs/timerfd.c` (`timerfd_show`), `fs/proc/base.c`
-(`show_timer`), `net/unix/diag.c`.
+Sources: proc(5), sock_diag(7), Linux `fs/proc/base.c` (`show_timer`), `net/unix/diag.c`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import attrs
 
 from drums_core.evidence.processes import read_nspid
 from drums_core.model import Json
+from drums_core.sys.descriptors import open_targets
 from drums_core.sys.inside import in_namespace, open_namespace
+from drums_core.sys.timers import timerfds
 
 _GONE = (FileNotFoundError, ProcessLookupError)
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
-_TIMERFD = "anon_inode:[timerfd]"
-_TIMERFD_LINE = re.compile(r"(clockid|ticks|it_value|it_interval): (.*)")
 # What notifies is followed by a pid of the reader's namespace, the signal by an address.
 _TIMER = re.compile(r"^ID: (\d+)\nsignal: (\d+)/.*\nnotify: (\w+)/.*\nClockID: (\d+)$", re.MULTILINE)
 _SHUT = {0: "open", 1: "read end shut", 2: "write end shut", 3: "shut"}
@@ -49,7 +49,7 @@ def read_event_sources(pids: Iterable[int], pid1: int) -> list[list[Json]]:
 
     Returns:
         Lists of kind, pid inside, descriptor (a POSIX timer's id), and what there is to compare, in words: `timerfd`
-        with clock, interval and whether it is to fire; `timer` with signal, kind of notification and clock;
+        with clock and interval; `timer` with signal, kind of notification and clock;
         `connection` with the other end's pid and descriptor, and which of its ends are shut. A connection whose other
         end no process has (an unaccepted one) is left out.
 
@@ -62,12 +62,13 @@ def read_event_sources(pids: Iterable[int], pid1: int) -> list[list[Json]]:
         try:
             inside = read_nspid(pid)[-1]
             found += [["timer", inside, *x] for x in _posix_timers(pid)]
-            for name in os.listdir(f"/proc/{pid}/fd"):
-                target = os.readlink(f"/proc/{pid}/fd/{name}")
-                if target == _TIMERFD:
-                    found.append(["timerfd", inside, int(name), _timerfd(pid, name)])
-                elif match := _SOCKET.fullmatch(target):
-                    holders.setdefault(int(match[1]), []).append((inside, int(name)))
+            for fd, target in open_targets(pid):
+                if match := _SOCKET.fullmatch(target):
+                    holders.setdefault(int(match[1]), []).append((inside, fd))
+            for timer in timerfds(pid):
+                if timer.to_fire:
+                    words = f"clock {timer.clock}, interval {timer.interval_ns / 1e9:g} s"
+                    found.append(["timerfd", inside, timer.fd, words])
         except _GONE:
             continue
     if holders:
@@ -86,14 +87,6 @@ def _posix_timers(pid: int) -> list[list[Json]]:
             [int(number), f"signal {signal}, notified by {notify}, clock {clock}"]
             for number, signal, notify, clock in _TIMER.findall(f.read())
         ]
-
-
-def _timerfd(pid: int, fd: str) -> str:
-    with open(f"/proc/{pid}/fdinfo/{fd}", encoding="ascii") as f:
-        fields = dict(_TIMERFD_LINE.findall(f.read()))
-    # One that fired once and was not read yet has no time left, and ticks.
-    due = fields["it_value"] != "(0, 0)" or fields["ticks"] != "0"
-    return f"clock {fields['clockid']}, interval {fields['it_interval']}, {'to fire' if due else 'at rest'}"
 
 
 def _unix_sockets() -> dict[int, _Socket]:

@@ -100,7 +100,7 @@ ALIVE_FAULTS = [
         "a timer fires once a day, and fired every hour",
         Point.PRE_RESUME,
         "change_timerfd",
-        "interval (3600, 0), to fire",
+        "interval 3600 s",
         how="interval",
     ),
     _waker("timer-deleted", "a POSIX timer is gone", Point.RESTORED, "delete_timer", "timer 0"),

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from drums_core.testing.plant.descriptors import open_targets, shared_description
+from drums_core.sys.descriptors import open_targets, shared_description
 from drums_core.testing.plant.target import Target, stay, wait_for
 
 _SERVER = "/opt/drums/guest/server.py"

@@ -15,7 +15,8 @@ import stat
 import struct
 from collections.abc import Callable, Iterator
 
-from drums_core.testing.plant.descriptors import in_place, open_targets, shared_description
+from drums_core.sys.descriptors import open_targets, shared_description
+from drums_core.testing.plant.in_place import in_place
 from drums_core.testing.plant.target import Target, stay, wait_for
 
 _SYS_CLOSE, _SYS_FCNTL = 3, 72

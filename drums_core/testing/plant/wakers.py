@@ -12,7 +12,8 @@ import struct
 from pathlib import Path
 
 from drums_core.sys import enter
-from drums_core.testing.plant.descriptors import in_place, open_targets, shared_description
+from drums_core.sys.descriptors import open_targets, shared_description
+from drums_core.testing.plant.in_place import in_place
 from drums_core.testing.plant.target import Target
 
 _SYS_CLOSE, _SYS_TIMER_DELETE = 3, 226  # x86-64
