@@ -48,6 +48,7 @@ from drums_core.model import (
 from drums_core.ports import PortUses
 from drums_core.setup import run_steps
 from drums_core.sys.oom import open_notifier
+from drums_core.sys.waiting import wait_readable
 from drums_core.verifying import grade
 
 if TYPE_CHECKING:
@@ -290,7 +291,7 @@ class Slot:
                 nursery.start_soon(self._watch_memory, desktop)
                 pidfd = os.pidfd_open(desktop.pid1)
                 try:
-                    await trio.lowlevel.wait_readable(pidfd)
+                    await wait_readable(pidfd)
                 finally:
                     os.close(pidfd)
                 nursery.cancel_scope.cancel()
@@ -302,7 +303,7 @@ class Slot:
         notifier = open_notifier(desktop.cgroup)
         try:
             while True:
-                await trio.lowlevel.wait_readable(notifier)
+                await wait_readable(notifier)
                 os.read(notifier, 4096)
                 for pause_s in _AFTER_OOM_S:  # version 1 tells of it before it has killed
                     await trio.sleep(pause_s)

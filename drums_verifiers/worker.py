@@ -32,6 +32,7 @@ from drums_core.leftovers import temporary_cgroup
 from drums_core.model import Limits
 from drums_core.sys.helper import start_helper
 from drums_core.sys.inside import in_namespace
+from drums_core.sys.waiting import wait_readable
 from drums_verifiers import sandbox
 from drums_verifiers.showing import show
 
@@ -278,7 +279,7 @@ class Worker:
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self.pid1, signal.SIGKILL)
                 # Readable once pid 1 is dead, and it dies last: the kernel waits for the namespace's other processes.
-                await trio.lowlevel.wait_readable(self.pid1)
+                await wait_readable(self.pid1)
             else:
                 self.process.kill()
             await self.process.wait()
