@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from samples import Samples, alternate, arguments, tell
+from samples import Samples, Timed, alternate, arguments, tell
 
 from drums_core import load_config, open_host
 from drums_core.model import Task
@@ -53,23 +53,6 @@ def install(folder: Path) -> None:
     (facts / "entry_points.txt").write_text("[drums_verifier]\nbenchmark = benchmark_verifier\n")
     (facts / "RECORD").write_text("benchmark_verifier.py,,\n")
     sys.path.append(str(folder))
-
-
-class Timed:
-    """A checker that notes when it was asked and when it had its score."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner, self.began, self.ended = inner, 0.0, 0.0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    async def check(self, context: Any) -> float:
-        """As the checker does."""
-        self.began = time.perf_counter()
-        score: float = await self.inner.check(context)
-        self.ended = time.perf_counter()
-        return score
 
 
 async def measure(rounds: int) -> Samples:

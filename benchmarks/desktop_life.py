@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
-from samples import Samples, alternate, arguments, tell
+from samples import Samples, Timed, alternate, arguments, tell
 
 from drums_core import load_config, open_host
 from drums_core.desktop import Desktop
@@ -35,22 +35,6 @@ TASK = Task(
     domain="benchmark",
     sha256="0" * 64,
 )
-
-
-class Timed:
-    """A checker, and when it had its score."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner, self.ended = inner, 0.0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    async def check(self, context: Any) -> float:
-        """As the checker does."""
-        score: float = await self.inner.check(context)
-        self.ended = time.perf_counter()
-        return score
 
 
 async def measure(rounds: int) -> Samples:

@@ -1,4 +1,4 @@
-"""What the benchmarks share: samples by name, a table of them, and turns with another checkout."""
+"""What the benchmarks share: samples by name, a table of them, a timed checker, and turns with another checkout."""
 
 from __future__ import annotations
 
@@ -7,9 +7,28 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 Samples = dict[str, list[float]]
+
+
+class Timed:
+    """A checker that notes when it was asked and when it had its score."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.began, self.ended = inner, 0.0, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    async def check(self, context: Any) -> float:
+        """As the checker does."""
+        self.began = time.perf_counter()
+        score: float = await self.inner.check(context)
+        self.ended = time.perf_counter()
+        return score
 
 
 def arguments(description: str | None, *, rounds: int, alternates: bool = False) -> argparse.ArgumentParser:

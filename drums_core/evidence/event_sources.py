@@ -24,7 +24,7 @@ from drums_core.evidence.processes import read_nspid
 from drums_core.model import Json
 from drums_core.sys.descriptors import open_targets
 from drums_core.sys.inside import in_namespace, open_namespace
-from drums_core.sys.timers import timerfds
+from drums_core.sys.timers import TIMERFD, read_timerfd
 
 _GONE = (FileNotFoundError, ProcessLookupError)
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
@@ -65,10 +65,9 @@ def read_event_sources(pids: Iterable[int], pid1: int) -> list[list[Json]]:
             for fd, target in open_targets(pid):
                 if match := _SOCKET.fullmatch(target):
                     holders.setdefault(int(match[1]), []).append((inside, fd))
-            for timer in timerfds(pid):
-                if timer.to_fire:
+                elif target == TIMERFD and (timer := read_timerfd(pid, fd)).to_fire:
                     words = f"clock {timer.clock}, interval {timer.interval_ns / 1e9:g} s"
-                    found.append(["timerfd", inside, timer.fd, words])
+                    found.append(["timerfd", inside, fd, words])
         except _GONE:
             continue
     if holders:

@@ -20,7 +20,8 @@ import attrs
 from drums_core.sys.descriptors import open_targets, shared_description
 from drums_core.sys.enter import checked, libc
 
-_LINK = "anon_inode:[timerfd]"
+TIMERFD = "anon_inode:[timerfd]"
+"""What a descriptor of a timerfd is open on."""
 _LINE = re.compile(r"^(clockid|ticks|it_value|it_interval): (.*)$", re.MULTILINE)
 _PAIR = re.compile(r"\((\d+), (\d+)\)")
 _GONE = (FileNotFoundError, ProcessLookupError)
@@ -50,16 +51,21 @@ class Timerfd:
         return self.left_ns > 0 or self.fired
 
 
+def read_timerfd(pid: int, fd: int) -> Timerfd:
+    """That behind a descriptor whose target is `TIMERFD`; its process is held or frozen."""
+    with open(f"/proc/{pid}/fdinfo/{fd}", encoding="ascii") as f:
+        fields = dict(_LINE.findall(f.read()))
+    left, interval = (_nanoseconds(fields[x]) for x in ("it_value", "it_interval"))
+    return Timerfd(fd, int(fields["clockid"]), left, interval, fields["ticks"] != "0")
+
+
 def timerfds(pid: int) -> list[Timerfd]:
     """Those of a process, which is held or frozen; none of one that is gone."""
     found = []
     with suppress(*_GONE):
         for fd, target in open_targets(pid):
-            if target == _LINK:
-                with open(f"/proc/{pid}/fdinfo/{fd}", encoding="ascii") as f:
-                    fields = dict(_LINE.findall(f.read()))
-                left, interval = (_nanoseconds(fields[x]) for x in ("it_value", "it_interval"))
-                found.append(Timerfd(fd, int(fields["clockid"]), left, interval, fields["ticks"] != "0"))
+            if target == TIMERFD:
+                found.append(read_timerfd(pid, fd))
     return found
 
 
