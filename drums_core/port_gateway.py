@@ -71,7 +71,7 @@ class PortGateway:
 
         async def handle(stream: trio.SocketStream) -> None:
             async with limit, stream:
-                await self._pass_on(_Talk(port), stream, unanswered)
+                await self._pass_on(_Talk(port, unanswered), stream)
 
         try:
             async with listener:
@@ -86,15 +86,15 @@ class PortGateway:
         if talk.hostile:
             self.hostile.append(talk.fault)
 
-    async def _pass_on(self, talk: _Talk, worker: trio.SocketStream, unanswered: list[_Talk]) -> None:
+    async def _pass_on(self, talk: _Talk, worker: trio.SocketStream) -> None:
         self._connections += 1
         try:
             if self._connections > CONNECTIONS:
                 raise PortError(f"the checker made more than {CONNECTIONS} connections to ports of the desktop")
             async with self.connect(talk.port) as desktop, trio.open_nursery() as nursery:
                 both = nursery.cancel_scope
-                nursery.start_soon(self._inwards, talk, worker, desktop, both, unanswered)
-                nursery.start_soon(self._outwards, talk, worker, desktop, both, unanswered)
+                nursery.start_soon(self._inwards, talk, worker, desktop, both)
+                nursery.start_soon(self._outwards, talk, worker, desktop, both)
         except DrumsError as e:
             talk.fault = e.message
         except _BROKEN as e:
@@ -103,15 +103,10 @@ class PortGateway:
             if talk.final:
                 self._note(talk)
             elif talk.fault:
-                unanswered[:] = [talk]
+                talk.unanswered[:] = [talk]
 
     async def _inwards(
-        self,
-        talk: _Talk,
-        worker: trio.SocketStream,
-        desktop: trio.SocketStream,
-        both: trio.CancelScope,
-        unanswered: list[_Talk],
+        self, talk: _Talk, worker: trio.SocketStream, desktop: trio.SocketStream, both: trio.CancelScope
     ) -> None:
         while data := await _receive(worker):
             self._sent += len(data)
@@ -120,7 +115,7 @@ class PortGateway:
                 break
             talk.asks(data)
             if talk.fault:
-                unanswered[:] = [talk]
+                talk.unanswered[:] = [talk]
             try:
                 await desktop.send_all(data)
             except _BROKEN:
@@ -128,12 +123,7 @@ class PortGateway:
         both.cancel()
 
     async def _outwards(
-        self,
-        talk: _Talk,
-        worker: trio.SocketStream,
-        desktop: trio.SocketStream,
-        both: trio.CancelScope,
-        unanswered: list[_Talk],
+        self, talk: _Talk, worker: trio.SocketStream, desktop: trio.SocketStream, both: trio.CancelScope
     ) -> None:
         while data := await _receive(desktop):
             self._received += len(data)
@@ -141,7 +131,7 @@ class PortGateway:
                 talk.too_much(f"ports of the desktop sent more than {RECEIVED_LIMIT_BYTES >> 20} MiB", hostile=True)
                 break
             if talk.says(data):
-                unanswered.clear()
+                talk.unanswered.clear()
             try:
                 await worker.send_all(data)
             except _BROKEN:
@@ -164,6 +154,7 @@ class _Talk:
     """What the host understands of one connection; `fault` says what is wrong with it, "" when nothing is."""
 
     port: int
+    unanswered: list[_Talk]  # of its port, the last one without an answer, if none that came later had one
     fault: str = ""
     hostile: bool = False
     final: bool = False  # it counts, whatever comes later
