@@ -67,22 +67,22 @@ class PortGateway:
         """
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=listening_fd)))
         limit = trio.CapacityLimiter(CONNECTIONS_AT_ONCE)
-        unanswered: list[_Talk] = []
+        served = _Port(port)
 
         async def handle(stream: trio.SocketStream) -> None:
             async with limit, stream:
-                await self._pass_on(_Talk(port, unanswered), stream)
+                await self._pass_on(served.talk(), stream)
 
         try:
             async with listener:
                 await trio.serve_listeners(handle, [listener])
         finally:
-            for talk in unanswered:
-                self._note(talk)
+            if served.unanswered:
+                self._note(served.unanswered)
 
     def _note(self, talk: _Talk) -> None:
         self.failures.append(talk.fault)
-        self.failed.add(talk.port)
+        self.failed.add(talk.port.number)
         if talk.hostile:
             self.hostile.append(talk.fault)
 
@@ -91,19 +91,19 @@ class PortGateway:
         try:
             if self._connections > CONNECTIONS:
                 raise PortError(f"the checker made more than {CONNECTIONS} connections to ports of the desktop")
-            async with self.connect(talk.port) as desktop, trio.open_nursery() as nursery:
+            async with self.connect(talk.port.number) as desktop, trio.open_nursery() as nursery:
                 both = nursery.cancel_scope
                 nursery.start_soon(self._inwards, talk, worker, desktop, both)
                 nursery.start_soon(self._outwards, talk, worker, desktop, both)
         except DrumsError as e:
             talk.fault = e.message
         except _BROKEN as e:
-            talk.fault = f"port {talk.port} of the desktop: {e}"
+            talk.fault = f"port {talk.port.number} of the desktop: {e}"
         finally:
             if talk.final:
                 self._note(talk)
             elif talk.fault:
-                talk.unanswered[:] = [talk]
+                talk.port.gave_no_answer(talk)
 
     async def _inwards(
         self, talk: _Talk, worker: trio.SocketStream, desktop: trio.SocketStream, both: trio.CancelScope
@@ -115,7 +115,7 @@ class PortGateway:
                 break
             talk.asks(data)
             if talk.fault:
-                talk.unanswered[:] = [talk]
+                talk.port.gave_no_answer(talk)
             try:
                 await desktop.send_all(data)
             except _BROKEN:
@@ -131,7 +131,7 @@ class PortGateway:
                 talk.too_much(f"ports of the desktop sent more than {RECEIVED_LIMIT_BYTES >> 20} MiB", hostile=True)
                 break
             if talk.says(data):
-                talk.unanswered.clear()
+                talk.port.answered(talk)
             try:
                 await worker.send_all(data)
             except _BROKEN:
@@ -150,11 +150,37 @@ async def _receive(stream: trio.SocketStream) -> bytes:
 
 
 @attrs.define(eq=False)
+class _Port:
+    """A port of the desktop, and the last connection to it without an answer, if none that came later had one."""
+
+    number: int
+    unanswered: _Talk | None = None
+    _talks: int = 0
+    _answered: int = 0  # the number of the last connection that had an answer
+
+    def talk(self) -> _Talk:
+        """A new connection."""
+        self._talks += 1
+        return _Talk(self, self._talks)
+
+    def gave_no_answer(self, talk: _Talk) -> None:
+        """To what was asked over a connection."""
+        if talk.number > max(self._answered, self.unanswered.number if self.unanswered else 0):
+            self.unanswered = talk
+
+    def answered(self, talk: _Talk) -> None:
+        """What was asked over a connection."""
+        self._answered = max(self._answered, talk.number)
+        if self.unanswered and self.unanswered.number <= self._answered:
+            self.unanswered = None
+
+
+@attrs.define(eq=False)
 class _Talk:
     """What the host understands of one connection; `fault` says what is wrong with it, "" when nothing is."""
 
-    port: int
-    unanswered: list[_Talk]  # of its port, the last one without an answer, if none that came later had one
+    port: _Port
+    number: int
     fault: str = ""
     hostile: bool = False
     final: bool = False  # it counts, whatever comes later
@@ -167,7 +193,7 @@ class _Talk:
         if self._status == 101:
             self._frames.feed(data)
         elif not self._status and not self.fault:
-            self.fault = f"port {self.port} of the desktop gave no reply"
+            self.fault = f"port {self.port.number} of the desktop gave no reply"
 
     def says(self, data: bytes) -> bool:
         """The desktop sent something; true when that makes it an answer."""
@@ -177,16 +203,16 @@ class _Talk:
         if match := _STATUS.fullmatch(self._said):
             self._status, self.fault = int(match[1]), ""
             return True
-        self.fault = f"port {self.port} of the desktop answers {self._said!r}, which is no HTTP"
+        self.fault = f"port {self.port.number} of the desktop answers {self._said!r}, which is no HTTP"
         self.hostile = len(self._said) == _STATUS_BYTES
         return False
 
     def desktop_ended(self) -> None:
         """The desktop ended the connection, and the worker had not."""
         if self._status == 101 and not self._frames.closing:
-            self.fault, self.final = f"port {self.port} of the desktop broke the websocket off", True
+            self.fault, self.final = f"port {self.port.number} of the desktop broke the websocket off", True
         elif not self._status and not self._said:
-            self.fault = f"port {self.port} of the desktop closed the connection without a reply"
+            self.fault = f"port {self.port.number} of the desktop closed the connection without a reply"
 
     def too_much(self, fault: str, *, hostile: bool = False) -> None:
         """A limit was passed."""

@@ -131,11 +131,11 @@ class Told:
     failed: set[int]
 
 
-async def told(*meetings: tuple[Program | None, Program], goes_on: bool = False) -> Told:
+async def told(*meetings: tuple[Program | None, Program], until: trio.Event | None = None) -> Told:
     """What the gateway notes of connections one after the other, where None is a port that takes none.
 
     Args:
-        goes_on: the last one has not ended when the check does.
+        until: the check ends with this, and the last connection has not ended by then.
     """
     programs = iter([program for program, _ in meetings])
 
@@ -158,12 +158,13 @@ async def told(*meetings: tuple[Program | None, Program], goes_on: bool = False)
             nursery.start_soon(gateway.serve, 9222, listener.detach())
             for number, (_, client) in enumerate(meetings):
                 async with await trio.open_tcp_stream(*address) as stream:
-                    with suppress(trio.BrokenResourceError), trio.move_on_after(20) as limit:
-                        if goes_on and number == len(meetings) - 1:
-                            limit.deadline = trio.current_time() + 0.2
-                        await client(stream)
-                    if limit.cancelled_caught:
-                        nursery.cancel_scope.cancel()
+                    with suppress(trio.BrokenResourceError), trio.fail_after(20):
+                        if until is not None and number == len(meetings) - 1:
+                            nursery.start_soon(client, stream)
+                            await until.wait()
+                            nursery.cancel_scope.cancel()
+                        else:
+                            await client(stream)
                 await trio.sleep(0.05)
             nursery.cancel_scope.cancel()
     return found
@@ -210,8 +211,43 @@ async def test_what_is_noted(name: str) -> None:
 
 
 async def test_a_check_that_ends_before_an_answer() -> None:
-    assert (await told((mute, asks), goes_on=True)).failures == ["port 9222 of the desktop gave no reply"]
-    assert (await told((says(OK, waits=True), asks), goes_on=True)).failures == []
+    asked, answered = trio.Event(), trio.Event()
+
+    async def is_asked(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        asked.set()
+        await mute(stream)
+
+    async def is_answered(stream: trio.SocketStream) -> None:
+        await stream.send_all(b"GET / HTTP/1.1\r\n\r\n")
+        await stream.receive_some()
+        answered.set()
+        await trio.sleep_forever()
+
+    assert (await told((is_asked, asks), until=asked)).failures == ["port 9222 of the desktop gave no reply"]
+    assert (await told((says(OK, waits=True), is_answered), until=answered)).failures == []
+
+
+def test_only_a_later_connection_stands_in_for_one_without_an_answer() -> None:
+    """Of those that go on at the same time, whichever ends first."""
+    port = port_gateway._Port(9222)
+    older, newer = port.talk(), port.talk()
+    for talk in (older, newer):
+        talk.asks(b"GET / HTTP/1.1\r\n\r\n")
+    port.gave_no_answer(older)
+    assert port.unanswered is older
+    port.gave_no_answer(newer)
+    assert port.unanswered is newer
+    assert older.says(OK)
+    port.answered(older)
+    assert port.unanswered is newer
+    assert newer.says(OK)
+    port.answered(newer)
+    assert port.unanswered is None
+    port.gave_no_answer(older)  # as it ends
+    assert port.unanswered is None
+    port.gave_no_answer(port.talk())
+    assert port.unanswered is not None
 
 
 async def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
