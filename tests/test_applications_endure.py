@@ -35,12 +35,13 @@ async def fork_and_look(slot: Slot, app: App) -> Mapping[str, Any]:
 
 
 def lives_long(app: App) -> Scenario:
-    """A desktop with the application; then nothing happens for a long time."""
+    """A desktop with the application; nothing happens for a long time, and then the kernel wants memory back."""
 
     async def scenario(host: Host) -> Any:
         async with await host.create(make_task(*app.steps()), image="osworld", ttl_s=LIFE_S + 900) as slot:
             await app.wait_open(slot)
             await trio.sleep(LIFE_S)
+            await trio.to_thread.run_sync(drop_handles, slot)
             return await fork_and_look(slot, app)
 
     return scenario
