@@ -1,4 +1,4 @@
-"""A tiny X client: the screen's picture with the pointer in it, the screen's size, the pointer's place.
+"""A tiny X client: the screen's pixels with the pointer among them, the screen's size, the pointer's place.
 
 The display belongs to the user, so the agent may replace it with a program of its own that sends what it likes and as
 slowly as it likes. Hence nothing here trusts a length, everything has a deadline, and no C library parses a reply. Each
@@ -16,11 +16,11 @@ from PIL import Image
 
 _TIMEOUT_S = 10.0
 _MAX_REPLY = 128 << 20
-_QUERY_POINTER, _QUERY_EXTENSION, _GET_GEOMETRY = 38, 98, 14
+_QUERY_POINTER, _QUERY_EXTENSION, _GET_GEOMETRY, _GRAB_SERVER = 38, 98, 14, 36
 _FIXES_QUERY_VERSION, _FIXES_GET_CURSOR_IMAGE = 0, 4
 _SHM_ATTACH, _SHM_GET_IMAGE = 1, 4
 _Z_PIXMAP, _ALL_PLANES = 2, 0xFFFFFFFF
-_MAX_SIDE = 16384
+_STRIP = 32  # rows: what is fetched, turned and compressed at once stays in the processor's cache
 
 
 class DisplayError(Exception):
@@ -61,27 +61,43 @@ class Display:
         return struct.unpack_from("<hh", reply, 16)
 
     def picture(self):
-        """The root window with the pointer, as an RGB image."""
+        """The root window with the pointer: width, height, and an iterator of its strips as RGB images, from the top.
+
+        Strips share one piece of memory: fresh pages for the whole screen cost more than its pixels do. Until the
+        connection ends the display serves nobody else, so that all strips are of one moment.
+        """
         width, height = self.size()
-        if not 0 < width <= _MAX_SIDE or not 0 < height <= _MAX_SIDE:
+        if not 0 < width * height * 4 <= _MAX_REPLY:
             raise DisplayError(f"the display says that it has {width} by {height} pixels")
         major = self._extension(b"MIT-SHM")
         if major is None:
             raise DisplayError("the display has no shared memory (MIT-SHM)")
-        with shared_memory.segment(width * height * 4) as (number, pixels):
+        return width, height, self._strips(major, width, height)
+
+    def _strips(self, major, width, height):
+        self._socket.sendall(struct.pack("<BxH", _GRAB_SERVER, 1))
+        cursor = self._cursor()
+        with shared_memory.segment(width * _STRIP * 4) as (number, pixels):
             # The connection's first resource; the display forgets it as the connection ends.
             self._socket.sendall(struct.pack("<BBHIIBxxx", major, _SHM_ATTACH, 4, self._resources, number, 0))
-            request = struct.pack("<BBHIhhHHI", major, _SHM_GET_IMAGE, 8, self._root, 0, 0, width, height, _ALL_PLANES)
-            reply, _ = self._ask(request + struct.pack("<BxxxII", _Z_PIXMAP, self._resources, 0))
-            size = struct.unpack_from("<I", reply, 12)[0]
-            if reply[1] not in (24, 32) or size != width * height * 4:
-                raise DisplayError(f"the display has depth {reply[1]} and sent {size} bytes, not depth 24 of 4 each")
-            image = Image.frombuffer("RGB", (width, height), pixels, "raw", "BGRX", 0, 1)
-        cursor = self._cursor()
-        if cursor is not None:
-            shape, place = cursor
-            image.paste(shape, place, shape)
-        return image
+            for top in range(0, height, _STRIP):
+                rows = min(_STRIP, height - top)
+                area = struct.pack("<IhhHHI", self._root, 0, top, width, rows, _ALL_PLANES)
+                reply, _ = self._ask(
+                    struct.pack("<BBH", major, _SHM_GET_IMAGE, 8)
+                    + area
+                    + struct.pack("<BxxxII", _Z_PIXMAP, self._resources, 0)
+                )
+                size = struct.unpack_from("<I", reply, 12)[0]
+                if reply[1] not in (24, 32) or size != width * rows * 4:
+                    raise DisplayError(
+                        f"the display has depth {reply[1]} and sent {size} bytes, not depth 24 of 4 each"
+                    )
+                strip = Image.frombuffer("RGB", (width, rows), pixels, "raw", "BGRX", 0, 1)
+                if cursor is not None:
+                    shape, (x, y) = cursor
+                    strip.paste(shape, (x, y - top), shape)
+                yield strip
 
     def _cursor(self):
         """The pointer's image and the place of its top left corner; None when the display cannot tell."""
@@ -152,4 +168,4 @@ class Display:
 def screenshot_png():
     """The screen as PNG bytes."""
     with Display() as display:
-        return png.encode(display.picture())
+        return png.encode(*display.picture())
