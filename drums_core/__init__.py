@@ -6,8 +6,9 @@ The core finds those three by entry point, like anybody's plugin.
 
 from drums_core.config import HostConfig, load_config
 from drums_core.hookspecs import hookimpl
-from drums_core.host import Host, open_host
+from drums_core.host import Host
 from drums_core.model import Reward, Task, Verdict
+from drums_core.opening import open_host
 from drums_core.plugins import build_manager
 from drums_core.slot import Slot, SlotState
 

@@ -12,6 +12,7 @@ import attrs
 
 from drums.errors import ConfigError, DrumsError, GuestError, SetupFailed
 from drums_core.abc import CommandResult
+from drums_core.as_user import execute_as_user, upload_as_user
 from drums_core.model import Json, SetupStep
 
 if TYPE_CHECKING:
@@ -88,8 +89,6 @@ class DesktopStepContext:
 
         Not where an agent has acted: there the command finds no `sudo`.
         """
-        from drums_core.slot import execute_as_user
-
         provisioned = calls_sudo(command)
         if provisioned and self.slot.has_acted:
             self.note("no sudo for a step: an agent has acted in this desktop, and what it left could use it")
@@ -131,8 +130,6 @@ class DesktopStepContext:
 
     async def upload(self, path: str, content: bytes) -> None:
         """Write a file as the user."""
-        from drums_core.slot import upload_as_user
-
         await upload_as_user(self.slot.guest, path, content)
 
     async def _tell_window(self, route: str, name: str, strict: bool, by_class: bool) -> bool:

@@ -18,7 +18,6 @@ from drums.errors import (
     CheckerError,
     ConfigError,
     DesktopError,
-    DrumsError,
     GuestError,
     InvalidEpisode,
     InvalidTransition,
@@ -29,11 +28,13 @@ from drums.errors import (
     SlotQuarantined,
 )
 from drums_core.abc import CommandResult
+from drums_core.as_user import execute_as_user, read_as_user, upload_as_user
 from drums_core.blame import listening
 from drums_core.checkpoint import Checkpoint, task_document
 from drums_core.desktop import Desktop
 from drums_core.end_states import KIND, EndState
 from drums_core.episode import Episode
+from drums_core.error_groups import first_error
 from drums_core.guest_client import GuestClient
 from drums_core.model import (
     DesktopEvent,
@@ -527,7 +528,7 @@ class Slot:
             GuestError: it cannot be read; `.guest_status` is 404 when it is not there.
         """
         self._require("read_file", (SlotState.UP, SlotState.QUARANTINED))
-        return await _form(self.guest, "/file", file_path=path.encode(errors="surrogateescape"))
+        return await read_as_user(self.guest, path)
 
     async def write_file(self, path: str, content: bytes) -> None:
         """Write a regular file of the desktop as the agent's user; its folders are made, an old file is overwritten.
@@ -666,50 +667,3 @@ class Slot:
         if strict and reward.score is None:
             raise CheckerError(f"no score: {reward.checker_error or reward.checker_skipped}", reward=reward)
         return reward
-
-
-def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error to show for several children that failed together; cancellation is not hidden by it."""
-    for e in group.exceptions:
-        if isinstance(e, BaseExceptionGroup):
-            return first_error(e)
-        if isinstance(e, DrumsError | OSError):
-            return e
-    return group.exceptions[0]
-
-
-async def execute_as_user(
-    guest: GuestClient, route: str, command: str | Sequence[str], *, shell: bool, timeout_s: float
-) -> CommandResult:
-    """A command by the guest server as uid 1000, to its end."""
-    document = {
-        "command": command if isinstance(command, str) else list(command),
-        "shell": shell,
-        "timeout": timeout_s,
-    }
-    reply = (await guest.call("POST", route, document, timeout_s=timeout_s + 10)).json()
-    try:
-        return CommandResult(int(reply["returncode"]), str(reply["output"]), str(reply["error"]))
-    except (TypeError, KeyError, ValueError) as e:
-        raise GuestError(f"the guest server answered {route} with {str(reply)[:200]}") from e
-
-
-async def upload_as_user(guest: GuestClient, path: str, content: bytes) -> None:
-    """Write a file by the guest server as uid 1000; raises GuestError when it cannot be written."""
-    await _form(guest, "/setup/upload", file_path=path.encode(errors="surrogateescape"), file_data=content)
-
-
-async def _form(guest: GuestClient, route: str, **fields: bytes) -> bytes:
-    boundary = f"drums-{uuid.uuid4().hex}"
-    parts = [
-        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode() + value + b"\r\n"
-        for name, value in fields.items()
-    ]
-    form = b"".join([*parts, f"--{boundary}--\r\n".encode()])
-    reply = await guest.request("POST", route, form, [("Content-Type", f"multipart/form-data; boundary={boundary}")])
-    if reply.status != 200:
-        raise GuestError(
-            f"the guest server answered POST {route} with {reply.status}: {reply.body[:300]!r}",
-            guest_status=reply.status,
-        )
-    return reply.body

@@ -23,6 +23,7 @@ from drums_core.abc import CheckContext, Checker, Pinned
 from drums_core.blame import blame
 from drums_core.copies import Copy, open_copy, open_kept
 from drums_core.end_states import EndState
+from drums_core.error_groups import leaves
 from drums_core.guest_gateway import serve_guest
 from drums_core.model import Cause, Json, Phase, Reward, SetupStep, Task
 from drums_core.port_gateway import GRADED_PORTS, PortGateway
@@ -126,14 +127,7 @@ def _without_blame(error: Failure, *, acted: bool) -> Failure:
     return attrs.evolve(error, cause=Cause.INFRASTRUCTURE) if blamed else error
 
 
-def _leaves(error: Exception) -> list[Exception]:
-    """The errors that a nursery has put into a group, which says nothing itself; an error that is none, as it is."""
-    if not isinstance(error, ExceptionGroup):
-        return [error]
-    return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-
-
-def _failure(errors: Sequence[Exception]) -> Failure:
+def _failure(errors: Sequence[BaseException]) -> Failure:
     """What errors say together; they have a cause where no two of them name different ones."""
     told = [x for x in errors if isinstance(x, CheckerError)]
     causes = {x.facts["cause"] for x in told if x.facts.get("cause") is not None}
@@ -145,7 +139,7 @@ def _failure(errors: Sequence[Exception]) -> Failure:
     )
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     if isinstance(error, CheckerError):
         return str(error)
     return f"{type(error).__name__}: {error.message if isinstance(error, DrumsError) else error}"
@@ -177,7 +171,7 @@ class _Check:
         try:
             return await self._score(host, opening), None
         except Exception as e:  # noqa: BLE001 - a checker that raises gives no score, and says why
-            errors = _leaves(e)
+            errors = leaves(e)
             if not all(isinstance(x, DrumsError) for x in errors):
                 _log.exception("checker raised", task=self.task.id)
             return None, _failure(errors)
@@ -253,7 +247,7 @@ class _Asking:
                     unserved.pop_all()
                     await serve_guest(place.request, fd, self.failures, self._hostile)
         except Exception as e:  # the worker's end would hide it
-            self._faults += [x for x in _leaves(e) if isinstance(x, CheckerError)]
+            self._faults += [x for x in leaves(e) if isinstance(x, CheckerError)]
             raise
 
     async def run_steps(self, documents: Sequence[SetupStep]) -> None:
@@ -275,7 +269,7 @@ class _Asking:
             if scope.cancelled_caught:
                 raise CheckerError(f"the checker did not end within {limit_s:g} s")
         except Exception as e:
-            told = [x for x in _leaves(e) if isinstance(x, CheckerError)]
+            told = [x for x in leaves(e) if isinstance(x, CheckerError)]
             if told and isinstance(place, Copy) and place.fault is not None:
                 self._faults.insert(0, place.fault)
             if told and self._faults and told != self._faults[:1]:

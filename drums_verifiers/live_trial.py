@@ -12,9 +12,11 @@ from pathlib import Path
 import trio
 
 from drums.errors import DrumsError
-from drums_core.host import Host, open_host
+from drums_core.as_user import upload_as_user
+from drums_core.host import Host
 from drums_core.model import Task
-from drums_core.slot import Slot, upload_as_user
+from drums_core.opening import open_host
+from drums_core.slot import Slot
 from drums_core.testing.conformance import Check
 from drums_core.testing.end_state import HOME, EndState, absolute
 from drums_verifiers.package_trial import Package

@@ -41,8 +41,9 @@ from drums.errors import (
 )
 from drums_core import desktop as desktop_module
 from drums_core.config import HostConfig
-from drums_core.host import Host, open_host
+from drums_core.host import Host
 from drums_core.model import SetupStep, Task
+from drums_core.opening import open_host
 from drums_core.services import Interposition
 from drums_core.slot import Slot, SlotState
 from drums_core.sys import removal
@@ -699,7 +700,7 @@ sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 import attrs
 from drums_core.config import load_config
-from drums_core.host import open_host
+from drums_core.opening import open_host
 
 async def main():
     config = attrs.evolve(load_config(), state_dir=Path(sys.argv[1]), osworld=None)

@@ -17,7 +17,8 @@ from scratch import scratch_state
 from snapshot import Snapshot, assert_unchanged, changes, take
 
 from drums_core.config import HostConfig
-from drums_core.host import Host, open_host
+from drums_core.host import Host
+from drums_core.opening import open_host
 from drums_core.services import Interposition
 from drums_core.slot import Slot, SlotState
 

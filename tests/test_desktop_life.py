@@ -36,8 +36,9 @@ from drums.errors import (
 )
 from drums_core import desktop, load_config
 from drums_core.boot import boot
-from drums_core.host import Host, open_host
+from drums_core.host import Host
 from drums_core.model import SetupStep
+from drums_core.opening import open_host
 from drums_core.slot import Slot, SlotState
 from drums_core.sys.cgroups import Cgroup
 from drums_core.verdict import SPECIFIED_GATES

@@ -30,7 +30,6 @@ from drums.reward import Reward, Verdict
 from drums_core.commands.episodes import episodes as command
 from drums_core.durable import take_lock
 from drums_core.episode import Episode
-from drums_core.host import open_host
 from drums_core.journal import (
     ALIVE,
     FILE,
@@ -43,6 +42,7 @@ from drums_core.journal import (
     read_episodes,
 )
 from drums_core.model import Cause, GateResult, Phase, PluginId, Status
+from drums_core.opening import open_host
 from drums_core.sys.enter import mount, umount
 
 PLUGIN = PluginId("guest_ready", "drums", "0.1.0")

@@ -21,8 +21,8 @@ from drums.errors import PluginError
 from drums_core import plugin_trial
 from drums_core.commands.plugins import plugins as plugins_command
 from drums_core.hookspecs import hookimpl
-from drums_core.host import open_host
 from drums_core.model import PluginRecord
+from drums_core.opening import open_host
 from drums_core.plugins import Plugins, build_manager
 from drums_core.verdict import EVENT_GATES, SPECIFIED_GATES
 

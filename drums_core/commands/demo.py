@@ -13,10 +13,12 @@ import trio
 
 from drums_core.commands.output import print_json, print_table, progress_bar
 from drums_core.config import load_config
-from drums_core.host import Host, open_host
+from drums_core.error_groups import first_error
+from drums_core.host import Host
 from drums_core.logs import configure_logging
 from drums_core.model import Reward
-from drums_core.slot import Slot, SlotState, first_error
+from drums_core.opening import open_host
+from drums_core.slot import Slot, SlotState
 from drums_core.testing.faults import FaultInjector, fault
 
 OSWORLD_TASK = "e0df059f"

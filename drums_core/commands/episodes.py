@@ -13,9 +13,9 @@ import trio
 from drums.errors import DrumsError
 from drums_core.commands.output import print_json, print_table
 from drums_core.config import load_config
-from drums_core.host import open_host
 from drums_core.journal import read_episode, read_episodes
 from drums_core.logs import configure_logging
+from drums_core.opening import open_host
 from drums_core.reverifying import Reverification
 
 

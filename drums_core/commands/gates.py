@@ -10,11 +10,11 @@ import trio
 
 from drums_core.commands.output import print_json, print_table, progress_bar
 from drums_core.config import load_config
+from drums_core.error_groups import first_error
 from drums_core.gating import GateSet
 from drums_core.logs import configure_logging
 from drums_core.plugins import build_manager
 from drums_core.selftest.run import AT_ONCE, Findings, all_faults, selftest
-from drums_core.slot import first_error
 
 
 @click.group()

@@ -12,10 +12,10 @@ import trio
 from drums.errors import ImageNotFound, PrerequisiteError
 from drums_core.commands.output import print_json, print_table, progress_bar
 from drums_core.config import load_config
-from drums_core.host import open_host
 from drums_core.image.recipe import known_recipes
 from drums_core.image.store import Image, ImageStore
 from drums_core.logs import configure_logging
+from drums_core.opening import open_host
 
 
 def _store() -> ImageStore:

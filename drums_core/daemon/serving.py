@@ -14,7 +14,7 @@ from drums_core.daemon.app import Daemon, make_app
 from drums_core.daemon.metrics import Metrics
 from drums_core.daemon.server import Server, close_socket, open_socket, url_of
 from drums_core.daemon.token import ensure_token
-from drums_core.host import open_host
+from drums_core.opening import open_host
 from drums_core.plugins import Plugins
 
 _log = structlog.get_logger("drums.daemon")

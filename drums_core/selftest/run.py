@@ -10,8 +10,9 @@ import trio
 
 from drums.errors import ConfigError
 from drums_core.config import HostConfig
-from drums_core.host import Host, open_host
+from drums_core.host import Host
 from drums_core.model import Json, Limits
+from drums_core.opening import open_host
 from drums_core.plugins import Plugins, build_manager
 from drums_core.selftest.checker import FUNC, SelftestChecker, new_task
 from drums_core.selftest.clean import Clean, restore_clean

@@ -7,10 +7,11 @@ from pathlib import Path
 import trio
 
 from drums.errors import GuestError
+from drums_core.as_user import execute_as_user, upload_as_user
 from drums_core.host import Host
 from drums_core.model import Task
 from drums_core.services import Interposition
-from drums_core.slot import Slot, execute_as_user, upload_as_user
+from drums_core.slot import Slot
 from drums_core.testing.faults import Fault, Point
 from drums_core.testing.faults.model import PLANT
 
