@@ -162,9 +162,12 @@ class StepContext(Protocol):
 
     screen: tuple[int, int]  # width and height in pixels
 
-    @property
-    def file_mirror(self) -> Path | None:
-        """The folder on the host where the files lie that tasks download; None without a mirror."""
+    async def fetch(self, url: str) -> bytes:
+        """A file that the task names by URL: from this host, or fetched to it. It never comes from the desktop.
+
+        Raises:
+            SetupFailed: it cannot be had; names the URL and the cause.
+        """
 
     async def execute(
         self, command: str | Sequence[str], *, shell: bool = False, timeout_s: float = 120.0

@@ -34,6 +34,10 @@ def _positive_or_none(_: object, attribute: attrs.Attribute[float | None], value
         raise ValueError(f"{attribute.name} is {value!r}, it must be more than 0")
 
 
+def _text(path: Path | str | None) -> str | None:
+    return None if path is None else str(path)
+
+
 @attrs.frozen
 class HostConfig:
     """What `open_host` needs to know.
@@ -50,7 +54,8 @@ class HostConfig:
         gate_timeout_s: seconds that one gate may take.
         criu_timeout_s: seconds that CRIU may be silent during a dump or a restore.
         osworld: an OSWorld checkout's folder (the one that holds `evaluation_examples`), or None.
-        file_mirror: a folder with the files that tasks download, or None; see `mirror`.
+        file_mirror: a folder with the files that tasks name by URL, or its base URL, or None; see `file_folders`.
+        files_offline: whether such files are never fetched when a desktop or a checker wants one that is not here.
         extra_required_gates: gates that must pass besides those of the specification.
         checker_timeout_s: seconds that a checker may take.
         waiting_workers: how many workers each checker keeps waiting, so that a check does not wait for one to start.
@@ -77,7 +82,8 @@ class HostConfig:
     gate_timeout_s: float = 30.0
     criu_timeout_s: float = 60.0
     osworld: Path | None = None
-    file_mirror: Path | None = None
+    file_mirror: str | None = attrs.field(default=None, converter=_text)
+    files_offline: bool = False
     extra_required_gates: tuple[str, ...] = ()
     checker_timeout_s: float = 300.0
     waiting_workers: int = attrs.field(default=1, validator=attrs.validators.ge(0))
@@ -91,19 +97,31 @@ class HostConfig:
     max_connections: int = attrs.field(default=256, validator=attrs.validators.ge(1))
     ports: tuple[int, ...] = attrs.field(default=(9222, 8080), validator=_reachable)
 
-    def mirror(self) -> Path | None:
-        """The folder with the files that tasks download.
+    def file_folders(self) -> list[Path]:
+        """The folders with the files that tasks name by URL, as they are looked through.
 
-        That is `file_mirror`; else what `drums tasks fetch` has fetched; else `file_cache` of the checkout. A file's
-        path in it is the part of its URL behind `/resolve/main/`.
+        That is `file_mirror` alone, where it names a folder; else what was fetched, and `file_cache` of the checkout. A
+        file's path in them is the part of its URL behind `/resolve/main/`.
         """
-        if self.file_mirror is not None:
-            return self.file_mirror
-        return self.files if (self.files / "manifest.json").is_file() else self.checkout_files()
+        if self.file_mirror is not None and self.file_url is None:
+            return [Path(self.file_mirror)]
+        beside = self.checkout_files()
+        return [self.files] if beside is None or self.file_url is not None else [self.files, beside]
+
+    @property
+    def file_url(self) -> str | None:
+        """The base URL of the mirror that files are fetched from; None for the URLs themselves."""
+        mirror = self.file_mirror
+        return mirror if mirror is not None and mirror.startswith(("http://", "https://")) else None
+
+    @property
+    def fetches_files(self) -> bool:
+        """Whether files that are not here are fetched."""
+        return not self.files_offline and (self.file_mirror is None or self.file_url is not None)
 
     @property
     def files(self) -> Path:
-        """Where `drums tasks fetch` puts files."""
+        """The store: where files are that were fetched."""
         return self.state_dir / "files"
 
     def checkout_files(self) -> Path | None:
@@ -117,7 +135,19 @@ def _fault(error: BaseException, kind: type | None) -> str:
     return str(error) if type(error) is ValueError else format_exception(error, kind)
 
 
-_SCALARS = {"state_dir", "image", "max_slots", "osworld", "file_mirror", "default_ttl_s", "listen"}
+_SCALARS = {"state_dir", "image", "max_slots", "osworld", "file_mirror", "files_offline", "default_ttl_s", "listen"}
+_BOOLS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def _switch(value: object, _: object) -> bool:
+    # cattrs would take "no" for true.
+    if isinstance(value, bool):
+        return value
+    raise ValueError(f"expected true or false, found {value!r:.60}")
+
+
+def _absolute(folder: str | None) -> str | None:
+    return None if folder is None else str(Path(folder).absolute())
 
 
 def load_config(path: Path | None = None, *, environ: Mapping[str, str] | None = None, **overrides: Any) -> HostConfig:
@@ -141,12 +171,13 @@ def load_config(path: Path | None = None, *, environ: Mapping[str, str] | None =
     for key in _SCALARS:
         value = (os.environ if environ is None else environ).get(f"DRUMS_{key.upper()}")
         if value:
-            document[key] = value
+            document[key] = _BOOLS.get(value.lower(), value) if key == "files_offline" else value
     document.update({k: v for k, v in overrides.items() if v is not None})
     for key in ("state_dir", "osworld", "file_mirror"):
         if isinstance(document.get(key), Path):
             document[key] = str(document[key])
     converter = cattrs.Converter(forbid_extra_keys=True)
+    converter.register_structure_hook(bool, _switch)
     try:
         config = converter.structure(document, HostConfig)
     except (cattrs.BaseValidationError, ValueError) as e:
@@ -156,5 +187,5 @@ def load_config(path: Path | None = None, *, environ: Mapping[str, str] | None =
         config,
         state_dir=config.state_dir.absolute(),
         osworld=config.osworld.absolute() if config.osworld else None,
-        file_mirror=config.file_mirror.absolute() if config.file_mirror else None,
+        file_mirror=config.file_mirror if config.file_url else _absolute(config.file_mirror),
     )

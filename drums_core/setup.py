@@ -14,6 +14,7 @@ from drums.errors import ConfigError, DrumsError, GuestError, SetupFailed
 from drums_core.abc import CommandResult
 from drums_core.as_user import execute_as_user, upload_as_user
 from drums_core.model import Json, SetupStep
+from drums_core.task_files.obtain import obtain
 
 if TYPE_CHECKING:
     from drums_core.desktop import Desktop
@@ -108,10 +109,9 @@ class DesktopStepContext:
         document = {"command": command if isinstance(command, str) else list(command), "shell": shell}
         await self.slot.guest.call("POST", "/setup/launch", document)
 
-    @property
-    def file_mirror(self) -> Path | None:
-        """The folder that the host's configuration names."""
-        return self.slot.host.config.mirror()
+    async def fetch(self, url: str) -> bytes:
+        """As the host's configuration says: `task_files.obtain`."""
+        return await obtain(self.slot.host.config, url)
 
     async def open_file(self, path: str, *, timeout_s: float = 120.0) -> None:
         """Open a file or start a program, and wait for its window."""

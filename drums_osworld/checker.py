@@ -98,7 +98,7 @@ class OSWorldChecker:
         urls = compared_urls(evaluator)
         request = {
             "evaluator": evaluator,
-            "fetched": await trio.to_thread.run_sync(lay_out, self._config.mirror(), urls, compared),
+            "fetched": await lay_out(self._config, urls, compared),
             "root": "/drums/files/desktop_env",
             "metrics": {x: _place(symbols.metric(x)) for x in metrics},
             "getters": {x: _place(symbols.getter(x)) for x in getters},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -129,13 +130,28 @@ def test_limits_that_cannot(cpus: float, memory: int, swap: int, pids: int) -> N
     assert attrs.astuple(KernelLimits(None, None, None, None)) == (None,) * 4
 
 
-def test_the_mirror_of_downloads(tmp_path: Path) -> None:
-    """It is what was named, or lies in the checkout, or is not there."""
-    config = load_config(environ={})
-    assert config.file_mirror is None and config.mirror() is None
-    config = load_config(environ={"DRUMS_OSWORLD": str(tmp_path)})
-    assert config.mirror() is None
+def test_where_the_files_of_tasks_are(tmp_path: Path) -> None:
+    """In the folder that was named; else in the store and in the checkout; what is in none is fetched, or is not."""
+    config = load_config(environ={"DRUMS_STATE_DIR": str(tmp_path), "DRUMS_OSWORLD": str(tmp_path)})
+    store = tmp_path / "files"
+    assert (config.file_mirror, config.file_folders(), config.fetches_files) == (None, [store], True)
     (tmp_path / "file_cache").mkdir()
-    assert config.mirror() == tmp_path / "file_cache"
+    assert config.file_folders() == [store, tmp_path / "file_cache"]
+    assert not attrs.evolve(config, files_offline=True).fetches_files
     config = load_config(environ={"DRUMS_OSWORLD": str(tmp_path), "DRUMS_FILE_MIRROR": "elsewhere"})
-    assert config.mirror() == Path("elsewhere").absolute()
+    assert (config.file_folders(), config.fetches_files) == ([Path("elsewhere").absolute()], False)
+    config = load_config(environ={"DRUMS_STATE_DIR": str(tmp_path), "DRUMS_FILE_MIRROR": "https://a.example/files"})
+    assert (config.file_folders(), config.fetches_files) == ([store], True)
+    assert config.file_url == "https://a.example/files"
+
+
+@pytest.mark.parametrize(("said", "meant"), [("true", True), ("0", False), ("False", False)])
+def test_a_switch_in_the_environment(said: str, meant: bool) -> None:
+    assert load_config(environ={"DRUMS_FILES_OFFLINE": said}).files_offline is meant
+
+
+@pytest.mark.parametrize("wrong", ["no", 1, []])
+def test_a_switch_is_true_or_false(wrong: Any) -> None:
+    for key in ("verify_in_place", "files_offline"):
+        with pytest.raises(ConfigError, match=f"expected true or false.*{key}"):
+            load_config(environ={}, **{key: wrong})

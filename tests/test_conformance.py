@@ -274,15 +274,7 @@ def test_shapes_that_are_wrong() -> None:
 # --- set-up steps
 
 
-def mirrored(tmp: Path) -> Callable[[], FakeStepContext]:
-    from drums_osworld.steps.download import mirrored_path
-
-    path = tmp.joinpath(*mirrored_path("https://example.org/x/resolve/main/a.txt"))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"content")
-    return lambda: FakeStepContext(file_mirror=tmp)
-
-
+FILE = "https://example.org/x/resolve/main/a.txt"
 STEPS: dict[str, tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]] = {
     "execute": ([{"command": ["true"]}, {"command": "true", "shell": True}], [{}, {"command": 7}, {"command": []}]),
     "command": ([{"command": ["true"]}], [{}, {"command": ""}]),
@@ -292,7 +284,7 @@ STEPS: dict[str, tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]] = {
     "activate_window": ([{"window_name": "x"}, {"window_name": "x", "strict": True}], [{}, {"window_name": ""}]),
     "close_window": ([{"window_name": "x"}], [{}, {"window_name": 1}]),
     "download": (
-        [{"files": [{"url": "https://example.org/x/resolve/main/a.txt", "path": "/home/user/a.txt"}]}],
+        [{"files": [{"url": FILE, "path": "/home/user/a.txt"}]}],
         [{}, {"files": [{"url": "", "path": "x"}]}, {"files": 1}],
     ),
 }
@@ -320,10 +312,13 @@ def test_every_built_in_step_is_tried() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(REGISTRY.steps))
-def test_the_built_in_steps(name: str, tmp_path: Path) -> None:
+def test_the_built_in_steps(name: str) -> None:
     """All of them, with what tasks give and what they must not."""
     good, bad = STEPS[name]
-    context = mirrored(tmp_path) if name == "download" else lambda: FakeStepContext(openable={"/home/user/a.txt"})
+
+    def context() -> FakeStepContext:
+        return FakeStepContext(openable={"/home/user/a.txt"}, files={FILE: b"content"})
+
     factory = REGISTRY.steps[name][0]
     special = {"asks_nothing": name == "sleep", "always_fails": name in ALWAYS_FAIL}
     require(trio.run(lambda: check_step(factory, good=good, bad=bad, context=context, **special)))

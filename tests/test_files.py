@@ -12,16 +12,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
+import trio
 from click.testing import CliRunner
 
 from drums.cli import cli
 from drums.errors import SetupFailed
 from drums_core.config import HostConfig
 from drums_core.model import SetupStep, Task
-from drums_osworld import files
-from drums_osworld.files import FileStore, urls_of
-from drums_osworld.steps.download import read_mirrored
+from drums_core.task_files import store as files
+from drums_core.task_files.mirror import read_mirrored
+from drums_core.task_files.obtain import have, obtain
+from drums_core.task_files.store import FileStore
+from drums_osworld.files import urls_of
 
 CONTENT = bytes(range(256)) * 8192  # 2 MiB
 
@@ -137,7 +141,8 @@ async def test_a_file_that_is_too_large_is_refused(
 ) -> None:
     monkeypatch.setattr(files, "LARGEST_BYTES", len(CONTENT) - 1)
     (result,) = await FileStore(tmp_path).fetch([url(server, "plain")])
-    assert "more than the allowed" in result.cause and not any((tmp_path / ".sha256").iterdir())
+    assert "more than the allowed" in result.cause
+    assert {x.name for x in (tmp_path / ".sha256").iterdir()} == {".fetching"}
 
 
 async def test_another_content_than_the_lock_file_has_is_refused(server: Server, tmp_path: Path) -> None:
@@ -197,7 +202,81 @@ def test_the_command(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert done.exit_code == 1 and document["files"] == 2
     assert "answered 404" in document["missing"][url(server, "absent")]
     config = HostConfig(state_dir=tmp_path / "state", osworld=tmp_path / "osworld")
-    assert config.mirror() == tmp_path / "state" / "files"
-    assert read_mirrored(config.mirror(), url(server, "plain")) == CONTENT
+    assert config.file_folders()[0] == tmp_path / "state" / "files"
+    assert read_mirrored(config.files, url(server, "plain")) == CONTENT
     done = CliRunner().invoke(cli, ["tasks", "fetch", "--offline"])
     assert done.exit_code != 0 and "nowhere to take files from" in str(done.exception)
+
+
+# --- as desktops and checkers want them
+
+
+def host(tmp_path: Path, **settings: Any) -> HostConfig:
+    return HostConfig(state_dir=tmp_path / "state", **settings)
+
+
+async def test_a_file_that_is_not_here_is_fetched_once(server: Server, tmp_path: Path) -> None:
+    """However many want it at once; and then it is here."""
+    config = host(tmp_path)
+    wanted = [url(server, x) for x in ("plain", "other")] * 5
+    got: list[bytes] = []
+
+    async def want(one: str) -> None:
+        got.append(await obtain(config, one))
+
+    assert not have(config, wanted[0])
+    async with trio.open_nursery() as nursery:
+        for one in wanted:
+            nursery.start_soon(want, one)
+    assert sorted(map(len, got)) == [5] * 5 + [len(CONTENT)] * 5
+    assert server.asked == {"plain": 1, "other": 1}
+    # Of stores that were filled at once, none has lost an entry of another.
+    assert {x["file"] for x in json.loads((config.files / "manifest.json").read_bytes())} == {
+        "folder/plain",
+        "folder/other",
+    }
+    offline = attrs.evolve(config, files_offline=True)
+    assert have(offline, wanted[0]) and await obtain(offline, wanted[0]) == CONTENT
+
+
+async def test_a_file_comes_from_the_mirror_that_the_host_names(server: Server, tmp_path: Path) -> None:
+    task_url = "https://a.example/x/resolve/main/folder/other"
+    base = f"http://127.0.0.1:{server.server_address[1]}"
+    assert await obtain(host(tmp_path, file_mirror=base), task_url) == b"other"
+    with pytest.raises(SetupFailed, match=r"the mirror 'http://127.* answered 404") as info:
+        await obtain(host(tmp_path, file_mirror=base), "https://a.example/x/resolve/main/absent")
+    assert info.value.url in info.value.message
+
+
+@pytest.mark.parametrize("settings", [{"files_offline": True}, {"file_mirror": "FOLDER"}])
+async def test_a_host_that_fetches_nothing_says_what_is_missing(
+    server: Server, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    if "file_mirror" in settings:
+        settings = {"file_mirror": tmp_path}
+    with pytest.raises(SetupFailed, match="is not in the mirror"):
+        await obtain(host(tmp_path, **settings), url(server, "plain"))
+    assert not server.asked
+
+
+async def test_what_the_host_has_is_not_asked_for(server: Server, tmp_path: Path) -> None:
+    """In the checkout, beside what was fetched; what is there and is wrong is told, and not fetched instead."""
+    beside = tmp_path / "osworld" / "file_cache" / "folder"
+    beside.mkdir(parents=True)
+    (beside / "plain").write_bytes(b"of the checkout")
+    (beside / "empty").touch()
+    config = host(tmp_path, osworld=tmp_path / "osworld")
+    assert await obtain(config, url(server, "other")) == b"other"
+    assert await obtain(config, url(server, "plain")) == b"of the checkout"
+    with pytest.raises(SetupFailed, match="is empty"):
+        await obtain(config, url(server, "empty"))
+    assert server.asked == {"other": 1}
+
+
+async def test_a_want_that_is_cancelled_holds_up_no_other(server: Server, tmp_path: Path) -> None:
+    config = host(tmp_path)
+    for _ in range(3):
+        with trio.move_on_after(0.01):
+            await obtain(config, url(server, "plain"))
+    with trio.fail_after(10):
+        assert await obtain(config, url(server, "plain")) == CONTENT

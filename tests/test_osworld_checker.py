@@ -129,7 +129,9 @@ class Bench:
     scratch: Path
     steps: list[SetupStep] = attrs.field(factory=list)
     fault: Exception | None = None
-    checker: OSWorldChecker = attrs.field(factory=lambda: OSWorldChecker(HostConfig(checker_timeout_s=30)))
+    checker: OSWorldChecker = attrs.field(
+        factory=lambda: OSWorldChecker(HostConfig(checker_timeout_s=30, files_offline=True))
+    )
 
     async def _run(self, steps: Sequence[SetupStep]) -> None:
         self.steps += steps

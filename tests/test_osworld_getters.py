@@ -191,7 +191,7 @@ async def outcome(
         serve_ports={port: partial(gateway.serve, port) for port in GRADED_PORTS},
     )
     try:
-        return await OSWorldChecker(HostConfig(checker_timeout_s=240)).check(context)
+        return await OSWorldChecker(HostConfig(checker_timeout_s=240, files_offline=True)).check(context)
     except CheckerError as e:
         return e.message
 

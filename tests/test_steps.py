@@ -18,6 +18,9 @@ from trio.testing import MockClock
 from drums.errors import ConfigError, GuestError, SetupFailed
 from drums_core import hookspecs
 from drums_core.abc import CommandResult, Step
+from drums_core.config import HostConfig
+from drums_core.task_files.mirror import mirrored_path
+from drums_core.task_files.obtain import obtain
 from drums_osworld.steps import (
     activate_window,
     change_wallpaper,
@@ -40,7 +43,7 @@ from drums_osworld.steps.change_wallpaper import ChangeWallpaper
 from drums_osworld.steps.chrome_close_tabs import ChromeCloseTabs
 from drums_osworld.steps.chrome_open_tabs import ChromeOpenTabs
 from drums_osworld.steps.close_window import CloseWindow
-from drums_osworld.steps.download import Download, mirrored_path
+from drums_osworld.steps.download import Download
 from drums_osworld.steps.execute import Execute, provisions
 from drums_osworld.steps.launch import Launch
 from drums_osworld.steps.open import Open
@@ -62,6 +65,9 @@ class Context:
     file_mirror: Path | None = None
     windows: set[str] = attrs.field(factory=set)
     uploaded: dict[str, bytes] = attrs.field(factory=dict)
+
+    async def fetch(self, url: str) -> bytes:
+        return await obtain(HostConfig(file_mirror=self.file_mirror, files_offline=True), url)
 
     async def open_file(self, path: str, *, timeout_s: float = 120.0) -> None:
         await trio.lowlevel.checkpoint()
@@ -311,12 +317,17 @@ BASE = "https://huggingface.co/datasets/x/y/resolve/main"
 
 def test_the_path_in_the_mirror() -> None:
     assert mirrored_path(f"{BASE}/a/b/Order%23%201.xlsx?download=true") == ("a", "b", "Order# 1.xlsx")
+    assert mirrored_path("https://arxiv.org/pdf/a%20b.pdf") == ("elsewhere", "arxiv.org", "pdf", "a b.pdf")
+    assert mirrored_path("http://u:p@h:1/get?id=1") == ("elsewhere", "h:1", "get?id=1")
 
 
 @pytest.mark.parametrize(
     "url",
     [
         "https://arxiv.org/pdf/2312.13771.pdf",
+        "https://../pdf/a",
+        "https://arxiv.org/../secret",
+        "https:///a",
         "file:///x/resolve/main/a",
         f"{BASE}/",
         f"{BASE}/a//b",
@@ -363,7 +374,7 @@ async def test_what_is_not_in_the_mirror_fails_the_set_up(tmp_path: Path) -> Non
         with pytest.raises(SetupFailed, match=cause) as info:
             await run(Download(), {"files": [{"url": f"{BASE}/{name}", "path": "/x"}]}, context)
         assert info.value.url == f"{BASE}/{name}" and info.value.url in info.value.message
-    with pytest.raises(SetupFailed, match="has no mirror"):
+    with pytest.raises(SetupFailed, match="is not in the mirror"):
         await run(Download(), {"files": [{"url": f"{BASE}/a", "path": "/x"}]}, Context())
     assert context.uploaded == {}
 

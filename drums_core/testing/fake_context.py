@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -21,6 +20,7 @@ class FakeStepContext:
         commands: (command, result) pairs; any other command ends with code 0 and prints nothing.
         windows: titles of the windows there are; one that is closed is gone.
         openable: what `open_file` can open: files' paths, programs' names.
+        files: what `fetch` has, by URL.
         silent: the desktop does not answer: each request raises `GuestError`.
         calls: (method, what it was given) in order.
         uploaded, kept, notes: what the step has written, kept and noted.
@@ -29,9 +29,9 @@ class FakeStepContext:
     commands: Sequence[tuple[str | list[str], CommandResult]] = ()
     windows: set[str] = attrs.field(factory=set)
     openable: set[str] = attrs.field(factory=set)
+    files: Mapping[str, bytes] = attrs.field(factory=dict)
     silent: bool = False
     screen: tuple[int, int] = (1920, 1080)
-    file_mirror: Path | None = None
     calls: list[tuple[str, Any]] = attrs.field(factory=list)
     uploaded: dict[str, bytes] = attrs.field(factory=dict)
     kept: dict[str, str] = attrs.field(factory=dict)
@@ -54,6 +54,13 @@ class FakeStepContext:
     async def launch(self, command: str | Sequence[str], *, shell: bool = False) -> None:
         """Nothing but kept."""
         await self._ask("launch", command if isinstance(command, str) else list(command))
+
+    async def fetch(self, url: str) -> bytes:
+        """Raises `SetupFailed` for a file that is not there. The desktop is not asked."""
+        await trio.lowlevel.checkpoint()
+        if url not in self.files:
+            raise SetupFailed(f"{url!r} cannot be had: it is not there", url=url, cause="it is not there", output="")
+        return self.files[url]
 
     async def open_file(self, path: str, *, timeout_s: float = 120.0) -> None:
         """Raises `SetupFailed` for what is not openable."""

@@ -24,9 +24,9 @@ from drums_core.model import Cause, Task
 from drums_core.port_gateway import PortGateway
 from drums_core.ports import PortUses
 from drums_core.slot import Slot
+from drums_core.task_files.obtain import obtain
 from drums_osworld.files import lay_out, urls_of
 from drums_osworld.parity.states import RIGHT, SCRIPTED, UNTOUCHED, State, states_of
-from drums_osworld.steps.download import read_mirrored
 from drums_osworld.symbols import locate
 from drums_osworld.worker_job import BROWSER_PORT, VLC_PORT
 
@@ -107,7 +107,7 @@ async def ask_reference(slot: Slot, task: Task, state: State) -> Answer:
     listeners = {name: socket.create_server(("127.0.0.1", 0)) for name in serve}
     with tempfile.TemporaryDirectory(prefix="drums-parity-") as folder:
         place = Path(folder)
-        laid = await trio.to_thread.run_sync(lay_out, config.mirror(), urls_of([task]), place / "files")
+        laid = await lay_out(config, urls_of([task]), place / "files")
         document = {
             "id": task.id,
             "instruction": task.instruction,
@@ -162,7 +162,7 @@ async def bring_about(slot: Slot, state: State) -> None:
     for path, url in state.files.items():
         content = b""
         if url is not None:
-            content = await trio.to_thread.run_sync(read_mirrored, slot.host.config.mirror(), url)
+            content = await obtain(slot.host.config, url)
         await slot.write_file(path, content)
     if state.script:
         done = await slot.execute(state.script, shell=True)

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from drums.errors import SetupFailed
 from drums_core.config import HostConfig
 from drums_core.model import Task
+from drums_core.task_files.obtain import have
 from drums_osworld.files import urls_of
-from drums_osworld.steps.download import read_mirrored
 
 
 @attrs.frozen
@@ -54,9 +53,4 @@ def _left_out(config: HostConfig, task: Task, files_only: bool) -> str:
 
 def has_files(config: HostConfig, task: Task) -> bool:
     """Whether this host has all files that a task names."""
-    try:
-        for url in urls_of([task]):
-            read_mirrored(config.mirror(), url)
-    except SetupFailed:
-        return False
-    return True
+    return all(have(config, url) for url in urls_of([task]))

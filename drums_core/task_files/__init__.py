@@ -1,0 +1,1 @@
+"""The files that tasks name by URL: mirrored on this host, or fetched to it."""

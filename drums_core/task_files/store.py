@@ -1,0 +1,246 @@
+"""The host's store of files that tasks name by URL: fetched once, whole or not at all, and known by their hashes.
+
+The store is laid out as a mirror (`mirror.py`). Its content lies below `.sha256/`, under its hash, and once: a file's
+path is a hard link to that. `manifest.json` is the lock file: a list of `file`, `size` and `sha256`, against which
+every later read is held. A file that is in it is fetched no second time, and one that comes back with another hash than
+it says is refused. Several programs may fill a store at once, and read it meanwhile.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import struct
+import urllib.parse
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import httpx2
+import trio
+
+from drums.errors import SetupFailed
+from drums_core.durable import locked, sync_directory, write_json
+from drums_core.task_files.mirror import LARGEST_BYTES, MANIFEST, mirrored_path, read_mirrored
+
+TRIES = 3
+PAUSE_S = 1.0
+TIMEOUT_S = 60.0  # without a byte
+_CHUNK = 1 << 20
+_BLOBS = ".sha256"
+_LOCK, _FETCHING = ".lock", ".fetching"
+_LOOK_S = 0.05
+
+
+@attrs.frozen
+class Fetched:
+    """What became of one file. `cause` is empty where it is in the store, and says why not elsewhere."""
+
+    url: str
+    cause: str = ""
+
+
+class _Refused(Exception):
+    """It cannot be had, and another try would not help."""
+
+
+class FileStore:
+    """A folder of files.
+
+    Args:
+        folder: the store; made when the first file comes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    async def fetch(
+        self,
+        urls: Sequence[str],
+        *,
+        source: str | Path | None = None,
+        jobs: int = 4,
+        on_file: Callable[[Fetched], None] = lambda _: None,
+    ) -> list[Fetched]:
+        """Put the files of these URLs into the store, several at a time.
+
+        Args:
+            source: a folder laid out as a mirror, or the base URL of one; None fetches from the URLs themselves.
+            jobs: how many at a time.
+            on_file: told of each file as it is done.
+
+        Returns:
+            one for each URL, in their order. A file that cannot be had is no exception; nothing of it is in the store.
+
+        Cancellation: whole files stay, of others what came is taken up by the next fetch.
+        """
+        (self.folder / _BLOBS).mkdir(parents=True, exist_ok=True)
+        results: dict[str, Fetched] = {}
+        limit = trio.CapacityLimiter(jobs)
+
+        async def one(client: httpx2.AsyncClient, url: str) -> None:
+            async with limit:
+                results[url] = Fetched(url, await self._fetch_one(client, url, source))
+                on_file(results[url])
+
+        async with (
+            httpx2.AsyncClient(follow_redirects=True, timeout=TIMEOUT_S) as client,
+            trio.open_nursery() as nursery,
+        ):
+            for url in dict.fromkeys(urls):
+                nursery.start_soon(one, client, url)
+        return [results[url] for url in urls]
+
+    async def _fetch_one(self, client: httpx2.AsyncClient, url: str, source: str | Path | None) -> str:
+        """Fetch a file; why it could not be had, empty when it is there."""
+        try:
+            name = "/".join(mirrored_path(url))
+            async with self._alone(name):
+                if await trio.to_thread.run_sync(self._has, name):
+                    return ""
+                if isinstance(source, Path):
+                    content = await trio.to_thread.run_sync(read_mirrored, source, url)
+                    partial = await trio.to_thread.run_sync(self._spill, name, content)
+                else:
+                    partial = await self._download(client, _at(source, url, name), name)
+                await trio.to_thread.run_sync(self._keep, name, partial)
+            return ""
+        except (ValueError, OSError, _Refused) as e:
+            return str(e)
+        except SetupFailed as e:
+            return str(e.facts.get("cause", e.message))
+
+    @asynccontextmanager
+    async def _alone(self, name: str) -> AsyncIterator[None]:
+        """Nobody else on this host fetches the file meanwhile: each has a byte of one file to lock (fcntl(2), OFD)."""
+        start = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])
+        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, start, 1, 0)
+        fd = os.open(self.folder / _BLOBS / _FETCHING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            while True:
+                try:
+                    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, lock)
+                    break
+                except BlockingIOError:
+                    await trio.sleep(_LOOK_S)
+            yield
+        finally:
+            os.close(fd)
+
+    def _has(self, name: str) -> bool:
+        """Whether a file is in the store, whole: as long as the manifest says."""
+        entry = self._read_lock().get(name)
+        try:
+            return entry is not None and os.lstat(self.folder / name).st_size == entry["size"]
+        except OSError:
+            return False
+
+    def _partial(self, name: str) -> Path:
+        return self.folder / _BLOBS / f"{hashlib.sha256(name.encode()).hexdigest()}.part"
+
+    def _spill(self, name: str, content: bytes) -> Path:
+        path = self._partial(name)
+        path.write_bytes(content)
+        return path
+
+    async def _download(self, client: httpx2.AsyncClient, url: str, name: str) -> Path:
+        """Fetch a URL into its partial file, going on where an earlier try broke off."""
+        path = trio.Path(self._partial(name))
+        problem = ""
+        for attempt in range(TRIES):
+            if attempt:
+                await trio.sleep(PAUSE_S * 2**attempt)
+            try:
+                await _stream(client, url, path)
+                return Path(path)
+            except httpx2.HTTPError as e:
+                problem = str(e) or type(e).__name__
+        raise _Refused(f"{problem} (tried {TRIES} times)")
+
+    def _keep(self, name: str, partial: Path) -> None:
+        """Put a whole file in its place, and into the lock file."""
+        with open(partial, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            size = os.fstat(file.fileno()).st_size
+            os.fsync(file.fileno())
+        with locked(self.folder / _BLOBS / _LOCK, wait=True):
+            self._enter(name, partial, digest, size)
+
+    def _enter(self, name: str, partial: Path, digest: str, size: int) -> None:
+        known = self._read_lock()
+        entry = known.get(name)
+        if entry is not None and entry["sha256"] != digest:
+            partial.unlink()
+            raise _Refused(f"it has sha256 {digest}, {MANIFEST} says {entry['sha256']}")
+        if not size:
+            partial.unlink()
+            raise _Refused("it is empty")
+        blob = self.folder / _BLOBS / digest
+        if blob.exists():
+            partial.unlink()
+        else:
+            os.replace(partial, blob)
+        place = self.folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        link = place.with_name(f".{place.name}.new")
+        link.unlink(missing_ok=True)
+        os.link(blob, link)
+        os.replace(link, place)
+        link.unlink(missing_ok=True)  # two names of one file: a rename does nothing then
+        sync_directory(place.parent)
+        known[name] = {"file": name, "size": size, "sha256": digest}
+        write_json(self.folder / MANIFEST, [known[x] for x in sorted(known)])
+
+    def _read_lock(self) -> dict[str, dict[str, Any]]:
+        try:
+            document = json.loads((self.folder / MANIFEST).read_bytes())
+            return {str(entry["file"]): dict(entry) for entry in document}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, TypeError, KeyError) as e:
+            raise OSError(errno.EINVAL, f"{str(self.folder / MANIFEST)!r} is no list of files: {e}") from e
+
+
+def _at(source: str | None, url: str, name: str) -> str:
+    """Where a file is fetched from: a mirror, or its own URL."""
+    return url if source is None else f"{source.rstrip('/')}/{urllib.parse.quote(name)}"
+
+
+async def _stream(client: httpx2.AsyncClient, url: str, path: trio.Path) -> None:
+    """Fetch what a partial file lacks.
+
+    Raises:
+        httpx2.HTTPError: another try may help.
+        _Refused: none will.
+    """
+    have = (await path.stat()).st_size if await path.exists() else 0
+    # Compressed on the way, a part's length would tell nothing.
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    async with client.stream("GET", url, headers=headers) as reply:
+        if reply.status_code == 416:
+            await path.unlink()
+            raise httpx2.RemoteProtocolError("the part that was there is no beginning of it")
+        if reply.status_code not in (200, 206):
+            again = reply.status_code in (408, 429) or reply.status_code >= 500
+            raise (httpx2.RemoteProtocolError if again else _Refused)(f"the server answered {reply.status_code}")
+        if reply.status_code == 200:
+            have = 0
+        size = have
+        async with await trio.open_file(path, "r+b" if have else "wb") as file:
+            await file.seek(have)
+            # Cancelled rather than left: only so are the connection's generators run to their ends.
+            with trio.CancelScope() as scope:
+                async for chunk in reply.aiter_raw(_CHUNK):
+                    size += len(chunk)
+                    if size > LARGEST_BYTES:
+                        scope.cancel()
+                    else:
+                        await file.write(chunk)
+        if size > LARGEST_BYTES:
+            await path.unlink()
+            raise _Refused(f"it has more than the allowed {LARGEST_BYTES} bytes")
