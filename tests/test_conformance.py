@@ -278,6 +278,10 @@ FILE = "https://example.org/x/resolve/main/a.txt"
 STEPS: dict[str, tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]] = {
     "execute": ([{"command": ["true"]}, {"command": "true", "shell": True}], [{}, {"command": 7}, {"command": []}]),
     "command": ([{"command": ["true"]}], [{}, {"command": ""}]),
+    "execute_with_verification": (
+        [{"command": ["true"]}, {"command": "true", "verification": {"command_success": "true"}}],
+        [{}, {"command": "true", "verification": {"window": "x"}}, {"command": "true", "max_wait_time": 0}],
+    ),
     "launch": ([{"command": ["xterm"]}, {"command": "xterm -e top"}], [{}, {"command": [1]}]),
     "sleep": ([{"seconds": 0}, {"seconds": 0.01}], [{}, {"seconds": -1}, {"seconds": "1"}, {"seconds": 1e9}]),
     "open": ([{"path": "/home/user/a.txt"}], [{}, {"path": 1}, {"path": ""}]),

@@ -30,6 +30,7 @@ from drums_osworld.steps import (
     command,
     download,
     execute,
+    execute_with_verification,
     googledrive,
     launch,
     login,
@@ -45,6 +46,7 @@ from drums_osworld.steps.chrome_open_tabs import ChromeOpenTabs
 from drums_osworld.steps.close_window import CloseWindow
 from drums_osworld.steps.download import Download
 from drums_osworld.steps.execute import Execute, provisions
+from drums_osworld.steps.execute_with_verification import ExecuteWithVerification
 from drums_osworld.steps.launch import Launch
 from drums_osworld.steps.open import Open
 from drums_osworld.steps.parameters import Command
@@ -116,7 +118,7 @@ def test_each_is_registered_under_its_name() -> None:
     manager = pluggy.PluginManager("drums")
     manager.add_hookspecs(hookspecs)
     browser = (chrome_close_tabs, chrome_open_tabs, update_browse_history)
-    others = (change_wallpaper, download, googledrive, login)
+    others = (change_wallpaper, download, execute_with_verification, googledrive, login)
     for plugin in (execute, command, launch, sleep, open_step, activate_window, close_window, *browser, *others):
         manager.register(plugin)
     made: dict[str, Step] = {}
@@ -128,6 +130,7 @@ def test_each_is_registered_under_its_name() -> None:
     manager.check_pending()
     assert set(made) == {
         "execute",
+        "execute_with_verification",
         "command",
         "launch",
         "sleep",
@@ -277,6 +280,24 @@ async def test_until_repeats(autojump_clock: MockClock) -> None:
     assert len(context.calls) == len(context.notes) == 1
     with pytest.raises(SetupFailed, match="did not come to"):
         await run(Execute(), {"command": "probe", "until": {"returncode": 0}}, Context([fails]))
+
+
+async def test_verification_waits_for_a_window_and_a_command(autojump_clock: MockClock) -> None:
+    step, good, nothing = ExecuteWithVerification(), CommandResult(0, "", ""), CommandResult(1, "", "")
+    wanted = {"window_exists": "Gedit", "command_success": "pgrep gedit"}
+    windows = CommandResult(0, "0x1  0 host Notes - Gedit\n", "")
+    context = Context([good, good, windows, nothing, windows, good])
+    began = trio.current_time()
+    await run(step, {"command": ["gedit"], "verification": wanted}, context)
+    assert trio.current_time() - began == pytest.approx(2.0) and len(context.calls) == 6
+    assert ("execute", "pgrep gedit", True) in context.calls
+    context = Context([nothing, good])
+    await run(step, {"command": "ls /x"}, context)
+    assert len(context.calls) == len(context.notes) == 1
+    for one, told in (("window_exists", "no window with 'Gedit'"), ("command_success", "did not end with 0 but 1")):
+        parameters = {"command": "gedit", "verification": {one: wanted[one]}, "max_wait_time": 3}
+        with pytest.raises(SetupFailed, match=f"{told}.* within 3 s"):
+            await run(step, parameters, Context([good, nothing]))
 
 
 async def test_sleep_sleeps(autojump_clock: MockClock) -> None:
