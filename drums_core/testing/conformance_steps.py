@@ -156,6 +156,15 @@ async def check_step_context(context: StepContext) -> list[Check]:
                 return
         raise Broken("a SetupFailed was to be raised")
 
+    async def no_download() -> None:
+        url = "ftp://a.example/drums-no-such-file.txt"  # of no kind that is fetched, so that nobody is asked
+        try:
+            await context.fetch(url)
+        except SetupFailed as e:
+            expect(url in e.message, f"the error does not name the URL: {e.message}")
+            return
+        raise Broken("a SetupFailed was to be raised")
+
     async def outputs() -> None:
         context.keep_output("suite.txt", "text")
         for name in ("", ".", "..", "a/b", "/etc/passwd"):
@@ -176,6 +185,7 @@ async def check_step_context(context: StepContext) -> list[Check]:
         "a file is written, with its folders, over an old one": uploads,
         "a window that is not there is told": no_window,
         "a file that is not there cannot be opened": no_file,
+        "a file that cannot be had is told with its URL": no_download,
         "outputs are kept under plain names alone": outputs,
         "there is a screen, and a remark is taken": screen,
     }
