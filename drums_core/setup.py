@@ -206,5 +206,9 @@ async def run_steps(slot: Place, steps: Sequence[SetupStep], *, cache: Path | No
             facts = {k: v for k, v in e.facts.items() if k not in ("index", "step_type")}
             facts.setdefault("output", "")
             raise SetupFailed(
-                f"set-up step {index} ({step.type}) failed: {e.message}", index=index, step_type=step.type, **facts
+                f"set-up step {index} ({step.type}) failed: {e.message}",
+                hint=e.hint,
+                index=index,
+                step_type=step.type,
+                **facts,
             ) from e

@@ -21,6 +21,7 @@ from drums.cli import cli
 from drums.errors import SetupFailed
 from drums_core.config import HostConfig
 from drums_core.model import SetupStep, Task
+from drums_core.task_files import obtain as obtain_module
 from drums_core.task_files import store as files
 from drums_core.task_files.mirror import read_mirrored
 from drums_core.task_files.obtain import have, obtain
@@ -280,3 +281,11 @@ async def test_a_want_that_is_cancelled_holds_up_no_other(server: Server, tmp_pa
             await obtain(config, url(server, "plain"))
     with trio.fail_after(10):
         assert await obtain(config, url(server, "plain")) == CONTENT
+
+
+async def test_a_file_that_takes_too_long_is_told(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(obtain_module, "LIMIT_S", 0.01)
+    with pytest.raises(SetupFailed, match="not whole after"):
+        await obtain(host(tmp_path), url(server, "always"))

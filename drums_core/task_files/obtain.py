@@ -7,7 +7,9 @@ import trio
 from drums.errors import SetupFailed
 from drums_core.config import HostConfig
 from drums_core.task_files.mirror import is_mirrored, read_mirrored
-from drums_core.task_files.store import FileStore
+from drums_core.task_files.store import Fetched, FileStore
+
+LIMIT_S = 600.0
 
 
 async def obtain(config: HostConfig, url: str) -> bytes:
@@ -25,7 +27,9 @@ async def obtain(config: HostConfig, url: str) -> bytes:
             return await trio.to_thread.run_sync(read_mirrored, folder, url)
     if not config.fetches_files:
         return await trio.to_thread.run_sync(read_mirrored, folders[0], url)  # tells that it is not there
-    (fetched,) = await FileStore(config.files).fetch([url], source=config.file_url)
+    fetched = Fetched(url, f"it was not whole after {LIMIT_S:g} s")
+    with trio.move_on_after(LIMIT_S):
+        (fetched,) = await FileStore(config.files).fetch([url], source=config.file_url)
     if fetched.cause:
         place = "the URL itself" if config.file_url is None else f"the mirror {config.file_url!r}"
         raise SetupFailed(
