@@ -13,7 +13,7 @@ import sqlite3
 import stat
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,63 +22,17 @@ import attrs
 import structlog
 import trio
 
-from drums.errors import DrumsError, PrerequisiteError
 from drums.reward import Reward, Verdict
 from drums_core.durable import take_lock
 from drums_core.episode import Episode
+from drums_core.journal_file import BUSY_S, FILE, JournalError, bring_up_to_date, reading, remedy
 from drums_core.model import Cause, GateResult, Json, Phase, Status, Validity
 
 _log = structlog.get_logger("drums.journal")
-FILE = "journal.sqlite"
 ALIVE = "alive.lock"
 """A host holds this file of its runtime folder for as long as it lives."""
 
-VERSION = 2
-_APPLICATION_ID = 0x6472756D  # "drum"
-_BUSY_S = 10.0
-_SCHEMA = """
-CREATE TABLE hosts (
-    instance TEXT PRIMARY KEY, pid INTEGER NOT NULL, opened_at REAL NOT NULL, closed_at REAL
-);
-CREATE TABLE episodes (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE,
-    host TEXT NOT NULL REFERENCES hosts (instance),
-    slot TEXT NOT NULL, origin TEXT NOT NULL, task TEXT, task_sha256 TEXT, image TEXT NOT NULL,
-    image_digest TEXT NOT NULL, checkpoint TEXT NOT NULL, started_at REAL NOT NULL, ended_at REAL,
-    verdict TEXT NOT NULL, bad_gates TEXT NOT NULL, invalid_reasons TEXT NOT NULL, causes TEXT NOT NULL,
-    labels TEXT NOT NULL DEFAULT '{}'
-);
-CREATE INDEX episodes_open ON episodes (host) WHERE ended_at IS NULL;
-CREATE TABLE gate_results (
-    episode TEXT NOT NULL REFERENCES episodes (id), position INTEGER NOT NULL, gate TEXT NOT NULL,
-    status TEXT NOT NULL, phase TEXT NOT NULL, plugin TEXT NOT NULL, reason TEXT NOT NULL, cause TEXT,
-    observed TEXT NOT NULL, expected TEXT NOT NULL, duration_ms REAL NOT NULL, at REAL NOT NULL,
-    PRIMARY KEY (episode, position)
-);
-CREATE TABLE quarantines (
-    number INTEGER PRIMARY KEY, episode TEXT NOT NULL REFERENCES episodes (id), reason TEXT NOT NULL,
-    by_user INTEGER NOT NULL, at REAL NOT NULL
-);
-CREATE INDEX quarantines_of ON quarantines (episode);
-CREATE TABLE rewards (
-    number INTEGER PRIMARY KEY, episode TEXT NOT NULL REFERENCES episodes (id), score REAL, valid INTEGER NOT NULL,
-    verdict TEXT NOT NULL, reward TEXT NOT NULL, at REAL NOT NULL
-);
-CREATE INDEX rewards_of ON rewards (episode);
-"""
-_MIGRATIONS: Mapping[int, str] = {1: "ALTER TABLE episodes ADD COLUMN labels TEXT NOT NULL DEFAULT '{}'"}
-"""SQL that takes a file from this version to the next."""
-_READ_AS_NEXT: Mapping[int, str] = {1: "CREATE TEMP VIEW episodes AS SELECT *, '{}' AS labels FROM main.episodes"}
-"""SQL that shows a reader, who may not write, a file of this version as one of the next."""
-
 NOT_WATCHED = "not watched: the host ended"
-
-
-class JournalError(DrumsError):
-    """The journal cannot be written or read: what would be answered is not on disk, so it is not answered."""
-
-    code = "journal_error"
-    status = 500
 
 
 @attrs.frozen
@@ -190,7 +144,7 @@ class Journal:
         if waiter.error is not None:
             raise JournalError(
                 f"journal {str(self.path)!r} cannot be written: {waiter.error}",
-                hint=_remedy(waiter.error),
+                hint=remedy(waiter.error),
                 path=str(self.path),
             ) from waiter.error
 
@@ -276,57 +230,25 @@ def open_journal(state_dir: Path, instance: str) -> Journal:
             os.mknod(path, stat.S_IFREG | 0o600)
         if not stat.S_ISREG(os.lstat(path).st_mode):
             raise OSError("it is no regular file")
-        db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     except (OSError, sqlite3.Error) as e:
-        raise JournalError(f"journal {str(path)!r} cannot be opened: {e}", hint=_remedy(e), path=str(path)) from e
+        raise JournalError(f"journal {str(path)!r} cannot be opened: {e}", hint=remedy(e), path=str(path)) from e
     try:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
         with _transaction(db):
-            _bring_up_to_date(db, path)
+            bring_up_to_date(db, path)
             db.execute(
                 "INSERT INTO hosts (instance, pid, opened_at) VALUES (?,?,?)", (instance, os.getpid(), time.time())
             )
             _close_lost(db, lambda other: other == instance or _is_alive(state_dir / "run" / other))
     except sqlite3.Error as e:
         db.close()
-        raise JournalError(f"journal {str(path)!r} cannot be used: {e}", hint=_remedy(e), path=str(path)) from e
+        raise JournalError(f"journal {str(path)!r} cannot be used: {e}", hint=remedy(e), path=str(path)) from e
     except BaseException:
         db.close()
         raise
     return Journal(path, instance, db)
-
-
-def _bring_up_to_date(db: sqlite3.Connection, path: Path) -> None:
-    (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version > VERSION:
-        raise PrerequisiteError(
-            f"journal {str(path)!r} has version {version}, this drums reads up to {VERSION}",
-            hint="use the newer drums, or move the file away to begin a new one",
-        )
-    if version == 0:
-        for statement in _SCHEMA.split(";\n"):
-            db.execute(statement)
-    else:
-        for step in range(version, VERSION):
-            db.execute(_MIGRATIONS[step])
-    db.execute(f"PRAGMA user_version = {VERSION}")
-    db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-
-
-def _remedy(error: BaseException) -> str:
-    """What to do about an error of the file's; empty where nothing is known."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what SQLite adds to its kind
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return "stop the daemon and move the file away, with its -wal and -shm files: the daemon then makes a new one"
-    if code == sqlite3.SQLITE_FULL:
-        return "free space on its file system"
-    if code == sqlite3.SQLITE_IOERR:
-        return "see whether its file system is full, or broken"
-    refused = code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM)
-    if isinstance(error, PermissionError) or (refused and os.geteuid() != 0):
-        return "it is root's: run it with sudo"
-    return ""
 
 
 def _is_alive(runtime: Path) -> bool:
@@ -499,33 +421,3 @@ def read_episode(state_dir: Path, identity: str) -> dict[str, Json]:
 
 def _decoded(row: sqlite3.Row, *columns: str, without: Sequence[str] = ()) -> dict[str, Json]:
     return {k: json.loads(row[k]) if k in columns else row[k] for k in row.keys() if k not in without}  # noqa: SIM118
-
-
-@contextmanager
-def reading(state_dir: Path) -> Iterator[sqlite3.Connection | None]:
-    """A connection that cannot write; None where there is no journal yet."""
-    path = state_dir / FILE
-    try:
-        found = path.exists()
-    except OSError as e:
-        raise JournalError(f"journal {str(path)!r} cannot be read: {e}", hint=_remedy(e), path=str(path)) from e
-    if not found:
-        yield None
-        return
-    db: sqlite3.Connection | None = None
-    try:
-        db = sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True, timeout=_BUSY_S, check_same_thread=False)
-        db.row_factory = sqlite3.Row
-        db.execute("PRAGMA temp_store = MEMORY")
-        db.execute("BEGIN")  # one state of the file, whatever a host writes, or brings up to date, meanwhile
-        (version,) = db.execute("PRAGMA user_version").fetchone()
-        if version > VERSION:
-            raise PrerequisiteError(f"journal {str(path)!r} has version {version}, this drums reads up to {VERSION}")
-        for step in range(max(version, 1), VERSION):
-            db.execute(_READ_AS_NEXT[step])
-        yield None if version == 0 else db
-    except sqlite3.Error as e:
-        raise JournalError(f"journal {str(path)!r} cannot be read: {e}", hint=_remedy(e), path=str(path)) from e
-    finally:
-        if db is not None:
-            db.close()

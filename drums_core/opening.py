@@ -27,7 +27,8 @@ from drums_core.evidence.processes import is_running, read_processes
 from drums_core.gating import GateSet
 from drums_core.host import Host
 from drums_core.image.store import ImageStore
-from drums_core.journal import ALIVE, JournalError, open_journal
+from drums_core.journal import ALIVE, open_journal
+from drums_core.journal_file import JournalError
 from drums_core.leftovers import clear_checkpoints, clear_slots, clear_worker_cgroups, namespaces_of_strangers
 from drums_core.logs import ensure_logging
 from drums_core.model import DesktopEvent

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from drums_core.journal import reading
+from drums_core.journal_file import reading
 from drums_core.model import OWN_LABEL, Json
 
 _GROUP = {

@@ -21,8 +21,9 @@ from served import Served, served
 import drums
 from drums.errors import CheckerError, DrumsError, InsecureTransport, InvalidEpisode
 from drums_core.daemon import problems
-from drums_core.daemon.routes import OPERATIONS, Operation
-from drums_core.journal import JournalError
+from drums_core.daemon.operations import Operation
+from drums_core.daemon.routes import OPERATIONS
+from drums_core.journal_file import JournalError
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"

@@ -32,15 +32,13 @@ from drums_core.durable import take_lock
 from drums_core.episode import Episode
 from drums_core.journal import (
     ALIVE,
-    FILE,
     NOT_WATCHED,
-    VERSION,
     Journal,
-    JournalError,
     open_journal,
     read_episode,
     read_episodes,
 )
+from drums_core.journal_file import FILE, VERSION, JournalError
 from drums_core.model import Cause, GateResult, Phase, PluginId, Status
 from drums_core.opening import open_host
 from drums_core.sys.enter import mount, umount
@@ -350,7 +348,8 @@ def test_a_file_of_roots_needs_sudo(tmp_path: Path, inside: bool) -> None:
     code = f"""
         import os, sys
         from pathlib import Path
-        from drums_core.journal import JournalError, read_episodes
+        from drums_core.journal import read_episodes
+        from drums_core.journal_file import JournalError
         os.chdir(sys.argv[1])
         os.setgroups([]), os.setgid(65534), os.setuid(65534)
         try:

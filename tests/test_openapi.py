@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from drums.errors import ConfigError
-from drums_core.daemon import openapi, wire
+from drums_core.daemon import openapi, requests
 from drums_core.daemon.codec import parse_json, structure, structure_query
 from drums_core.daemon.problems import MalformedJson
 from drums_core.daemon.routes import OPERATIONS
@@ -59,44 +59,44 @@ def test_mutating_routes_take_a_key(operation: Any) -> None:
 
 
 GOOD: list[tuple[type, dict[str, Any]]] = [
-    (wire.CreateSlot, {}),
-    (wire.CreateSlot, {"task": "2e208cb7", "ttl": None, "network": "none"}),
-    (wire.CreateSlot, {"image": "minimal", "checkpoint": None, "ttl": 600}),
-    (wire.CreateSlot, {"labels": {"policy": "run-7/step 400"}}),
-    (wire.ForkSlot, {"n": 2}),
-    (wire.ExecuteInSlot, {"command": ["ls", "-l"], "timeout": 1.5}),
-    (wire.ExecuteInSlot, {"command": "ls -l", "shell": True}),
-    (wire.WaitForVerdict, {"timeout": 0}),
-    (wire.ExtendSlot, {"ttl": None}),
+    (requests.CreateSlot, {}),
+    (requests.CreateSlot, {"task": "2e208cb7", "ttl": None, "network": "none"}),
+    (requests.CreateSlot, {"image": "minimal", "checkpoint": None, "ttl": 600}),
+    (requests.CreateSlot, {"labels": {"policy": "run-7/step 400"}}),
+    (requests.ForkSlot, {"n": 2}),
+    (requests.ExecuteInSlot, {"command": ["ls", "-l"], "timeout": 1.5}),
+    (requests.ExecuteInSlot, {"command": "ls -l", "shell": True}),
+    (requests.WaitForVerdict, {"timeout": 0}),
+    (requests.ExtendSlot, {"ttl": None}),
 ]
 BAD: list[tuple[type, dict[str, Any], set[str]]] = [
-    (wire.CreateSlot, {"tsk": "x"}, {"$.tsk"}),
+    (requests.CreateSlot, {"tsk": "x"}, {"$.tsk"}),
     (
-        wire.CreateSlot,
+        requests.CreateSlot,
         {"task": 5, "ttl": "60", "network": "nat", "more": 1},
         {"$.task", "$.ttl", "$.network", "$.more"},
     ),
-    (wire.CreateSlot, {"ttl": 0}, {"$.ttl"}),
-    (wire.CreateSlot, {"ttl": True}, {"$.ttl"}),
-    (wire.CreateSlot, {"image": "x" * 65}, {"$.image"}),
-    (wire.CreateSlot, {"image": "../minimal"}, {"$.image"}),
-    (wire.CreateSlot, {"labels": {"policy": 7}}, {"$.labels.policy"}),
-    (wire.CreateSlot, {"labels": {"policy": "x" * 201}}, {"$.labels.policy"}),
-    (wire.CreateSlot, {"labels": {"not a name": "x"}}, {"$.labels.not a name"}),
-    (wire.CreateSlot, {"labels": ["policy"]}, {"$.labels"}),
-    (wire.ForkSlot, {"n": 0}, {"$.n"}),
-    (wire.ForkSlot, {"n": 1.5}, {"$.n"}),
-    (wire.ForkSlot, {"n": True}, {"$.n"}),
-    (wire.SaveSlot, {}, {"$.name"}),
-    (wire.SaveSlot, {"name": "x" * 65}, {"$.name"}),
-    (wire.SaveSlot, {"name": ""}, {"$.name"}),
-    (wire.StepSlot, {"action": None}, {"$.action"}),
-    (wire.ExecuteInSlot, {"command": ["ls", 5, None]}, {"$.command[1]", "$.command[2]"}),
-    (wire.ExecuteInSlot, {"command": {}, "shell": 1, "timeout": 0}, {"$.command", "$.shell", "$.timeout"}),
-    (wire.WaitForVerdict, {"timeout": -1}, {"$.timeout"}),
-    (wire.QuarantineSlot, {"reason": ""}, {"$.reason"}),
-    (wire.ExtendSlot, {}, {"$.ttl"}),
-    (wire.ExtendSlot, {"ttl": 10**400}, {"$.ttl"}),
+    (requests.CreateSlot, {"ttl": 0}, {"$.ttl"}),
+    (requests.CreateSlot, {"ttl": True}, {"$.ttl"}),
+    (requests.CreateSlot, {"image": "x" * 65}, {"$.image"}),
+    (requests.CreateSlot, {"image": "../minimal"}, {"$.image"}),
+    (requests.CreateSlot, {"labels": {"policy": 7}}, {"$.labels.policy"}),
+    (requests.CreateSlot, {"labels": {"policy": "x" * 201}}, {"$.labels.policy"}),
+    (requests.CreateSlot, {"labels": {"not a name": "x"}}, {"$.labels.not a name"}),
+    (requests.CreateSlot, {"labels": ["policy"]}, {"$.labels"}),
+    (requests.ForkSlot, {"n": 0}, {"$.n"}),
+    (requests.ForkSlot, {"n": 1.5}, {"$.n"}),
+    (requests.ForkSlot, {"n": True}, {"$.n"}),
+    (requests.SaveSlot, {}, {"$.name"}),
+    (requests.SaveSlot, {"name": "x" * 65}, {"$.name"}),
+    (requests.SaveSlot, {"name": ""}, {"$.name"}),
+    (requests.StepSlot, {"action": None}, {"$.action"}),
+    (requests.ExecuteInSlot, {"command": ["ls", 5, None]}, {"$.command[1]", "$.command[2]"}),
+    (requests.ExecuteInSlot, {"command": {}, "shell": 1, "timeout": 0}, {"$.command", "$.shell", "$.timeout"}),
+    (requests.WaitForVerdict, {"timeout": -1}, {"$.timeout"}),
+    (requests.QuarantineSlot, {"reason": ""}, {"$.reason"}),
+    (requests.ExtendSlot, {}, {"$.ttl"}),
+    (requests.ExtendSlot, {"ttl": 10**400}, {"$.ttl"}),
 ]
 
 
@@ -122,7 +122,7 @@ def test_bad_bodies(kind: type, body: dict[str, Any], paths: set[str]) -> None:
 def test_text_that_is_none(text: str) -> None:
     """A NUL and a lone surrogate can be written in JSON, and are no text that a desktop can take."""
     with pytest.raises(ConfigError) as caught:
-        structure({"action": text}, wire.StepSlot)
+        structure({"action": text}, requests.StepSlot)
     assert caught.value.errors[0]["path"] == "$.action"
 
 
@@ -139,12 +139,14 @@ def test_malformed_json(body: bytes) -> None:
 
 def test_queries() -> None:
     """Parameters are text: whole numbers are read, everything else is told by its path."""
-    assert structure_query([("limit", "7")], wire.EpisodesQuery) == wire.EpisodesQuery(limit=7)
-    assert structure_query([("all", "true")], wire.StatsQuery).all and not structure_query([], wire.StatsQuery).all
-    assert not structure_query([("all", "false")], wire.StatsQuery).all
+    assert structure_query([("limit", "7")], requests.EpisodesQuery) == requests.EpisodesQuery(limit=7)
+    assert (
+        structure_query([("all", "true")], requests.StatsQuery).all and not structure_query([], requests.StatsQuery).all
+    )
+    assert not structure_query([("all", "false")], requests.StatsQuery).all
     for text in ("yes", "1", "True", ""):
         with pytest.raises(ConfigError) as caught:
-            structure_query([("all", text)], wire.StatsQuery)
+            structure_query([("all", text)], requests.StatsQuery)
         assert caught.value.path == "$query.all"
     for pairs, path in (
         ([("limit", "x")], "$query.limit"),
@@ -153,10 +155,10 @@ def test_queries() -> None:
         ([("other", "1")], "$query.other"),
     ):
         with pytest.raises(ConfigError) as caught:
-            structure_query(pairs, wire.EpisodesQuery)
+            structure_query(pairs, requests.EpisodesQuery)
         assert [e["path"] for e in caught.value.errors] == [path]
     with pytest.raises(ConfigError):
-        structure_query([], wire.FileQuery)
+        structure_query([], requests.FileQuery)
 
 
 def test_a_type_that_json_lacks() -> None:

@@ -16,13 +16,14 @@ from test_journal import Opened, opened, result
 
 from drums.errors import ConfigError
 from drums.reward import Reward
-from drums_core.daemon import wire
+from drums_core.daemon import documents, requests
 from drums_core.daemon.codec import structure, structure_query
 from drums_core.daemon.metrics import Metrics
 from drums_core.daemon.routes import OPERATIONS
 from drums_core.episode import Episode
 from drums_core.host import Host
-from drums_core.journal import FILE, VERSION, open_journal, read_episode, read_episodes
+from drums_core.journal import open_journal, read_episode, read_episodes
+from drums_core.journal_file import FILE, VERSION
 from drums_core.model import OWN_LABEL, Cause, Status, check_labels
 from drums_core.stats import read_stats
 
@@ -133,10 +134,10 @@ async def test_over_http(state: Path) -> None:
         (operation,) = [x for x in OPERATIONS if x.name == "stats"]
         counted = []
         for query in ([], [("all", "true")], [("all", "false")]):
-            call: Any = SimpleNamespace(host=host, query=structure_query(query, wire.StatsQuery))
+            call: Any = SimpleNamespace(host=host, query=structure_query(query, requests.StatsQuery))
             answer = await operation.handler(call)
             assert isinstance(answer, dict)
-            counted.append(sum(row.episodes for row in structure(answer, wire.Stats).rows))
+            counted.append(sum(row.episodes for row in structure(answer, documents.Stats).rows))
     plain, everything, neither = counted
     assert plain == neither and everything == plain + 1
 

@@ -23,11 +23,12 @@ from drums_core.daemon.codec import parse_json, structure, structure_query
 from drums_core.daemon.guard import Guard
 from drums_core.daemon.idempotency import Ledger
 from drums_core.daemon.metrics import Metrics
+from drums_core.daemon.operations import Call, Operation, to_its_end
 from drums_core.daemon.port_websocket import serve_port
 from drums_core.daemon.problems import MethodNotAllowed, NotFound
-from drums_core.daemon.routes import OPERATIONS, Call, Operation, to_its_end
+from drums_core.daemon.requests import Nothing
+from drums_core.daemon.routes import OPERATIONS
 from drums_core.daemon.watch_page import page_routes
-from drums_core.daemon.wire import Nothing
 from drums_core.host import Host
 
 _KEY = re.compile(r"[!-~]{1,255}")

@@ -14,7 +14,7 @@ from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError, Iterabl
 
 from drums.errors import ConfigError
 from drums_core.daemon.problems import MalformedJson
-from drums_core.daemon.wire import Bound
+from drums_core.daemon.requests import Bound
 
 T = TypeVar("T")
 _TRUTHS = {"true": True, "false": False}
@@ -78,7 +78,7 @@ def structure_query(pairs: list[tuple[str, str]], kind: type[T]) -> T:
 
 
 def unstructure(value: object) -> Any:
-    """An object of `wire` as JSON."""
+    """A document as JSON."""
     return _strict.unstructure(value)
 
 

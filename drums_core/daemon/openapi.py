@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made of the routes' table and of the classes in `wire`."""
+"""The OpenAPI 3.1 document, made of the routes' table and of the classes in `requests` and `documents`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 import attrs
 
 import drums
+from drums_core.daemon.documents import Problem
 from drums_core.daemon.problems import MEDIA_TYPE
-from drums_core.daemon.wire import Bound, Problem
+from drums_core.daemon.requests import Bound
 from drums_core.host import UNSET
 
 if TYPE_CHECKING:
-    from drums_core.daemon.routes import Operation
+    from drums_core.daemon.operations import Operation
 
 _SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean"}
 _KEYWORDS = {

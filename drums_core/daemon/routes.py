@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import attrs
 import trio
-from starlette.requests import Request
 
 import drums
 from drums.errors import CheckpointNotFound, ConfigError, EpisodeNotFound, GuestError
 from drums.reward import Verdict
 from drums_core.checkpoint import Manifest
-from drums_core.daemon import wire
-from drums_core.daemon.answers import Answer, EventFeed, Following
+from drums_core.daemon import documents, requests
+from drums_core.daemon.answers import Answer, EventFeed
 from drums_core.daemon.metrics import MEDIA_TYPE as METRICS_TYPE
-from drums_core.daemon.metrics import Metrics
+from drums_core.daemon.operations import Call, Operation
 from drums_core.daemon.ports import pass_on, port_of
 from drums_core.daemon.problems import of_file
-from drums_core.host import Host
 from drums_core.image.recipe import recipes_with
 from drums_core.journal import read_episode, read_episodes
 from drums_core.model import Json, Task
@@ -30,105 +26,6 @@ from drums_core.stats import read_stats
 T = TypeVar("T")
 LONGEST_WAIT_S = 600.0
 _LOOK_S = 0.5
-
-
-@attrs.define
-class Call:
-    """One request.
-
-    Args:
-        nursery: for what goes on when the caller leaves.
-        parameters: of the path.
-        body: an object of the route's class, or the bytes themselves.
-        query: likewise.
-        request: all of it, for what is passed on.
-        authorized: whether the token was presented.
-        following: whose events the caller sees as progress.
-    """
-
-    host: Host
-    metrics: Metrics
-    nursery: trio.Nursery
-    parameters: Mapping[str, str]
-    body: Any
-    query: Any
-    request: Request
-    authorized: bool
-    following: Following
-
-    def slot(self) -> Slot:
-        """The slot of the path, followed from now on."""
-        slot = self.host.slot(self.parameters["slot"])
-        self.following.slots.add(slot.id)
-        return slot
-
-    async def to_its_end(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run something that goes on when the caller leaves."""
-        return await to_its_end(self.nursery, work)
-
-
-async def to_its_end(nursery: trio.Nursery, work: Callable[[], Awaitable[T]]) -> T:
-    """Run something in another nursery: cancelling the caller does not cancel it."""
-    done = trio.Event()
-    results: list[T] = []
-    problems: list[Exception] = []
-
-    async def run() -> None:
-        try:
-            results.append(await work())
-        except Exception as e:  # noqa: BLE001 - raised in the caller
-            problems.append(e)
-        finally:
-            done.set()
-
-    nursery.start_soon(run)
-    await done.wait()
-    if problems:
-        raise problems[0]
-    if not results:
-        raise trio.ClosedResourceError("the daemon stops")
-    return results[0]
-
-
-@attrs.frozen
-class Operation:
-    """A route.
-
-    Args:
-        name: its id in the OpenAPI document.
-        answer: the class of its answer, a media type, or None for no content.
-        body: the class of its body, None when it takes none.
-        mutating: whether it takes an idempotency key.
-        long: whether it can stream its progress.
-        acts: whether it may have acted though its answer is lost: with a key it goes on when its caller leaves.
-        of_port: path, query and body are those of a program in the desktop.
-    """
-
-    name: str
-    method: str
-    path: str
-    summary: str
-    handler: Callable[[Call], Awaitable[Any]]
-    answer: type | str | None
-    status: int = 200
-    body: type | None = None
-    query: type | None = None
-    raw_body: bool = False
-    mutating: bool = False
-    long: bool = False
-    acts: bool = False
-    needs_token: bool = True
-    of_port: bool = False
-
-    @property
-    def route(self) -> str:
-        """The path as Starlette has it."""
-        return self.path.replace("{path}", "{path:path}")
-
-    @property
-    def path_parameters(self) -> list[str]:
-        """Their names."""
-        return re.findall(r"{(\w+)}", self.path)
 
 
 # --- documents
@@ -261,7 +158,7 @@ async def _episode(call: Call) -> dict[str, Json]:
 
 
 async def _reverify(call: Call) -> dict[str, Json]:
-    body: wire.ReverifyEpisode = call.body
+    body: requests.ReverifyEpisode = call.body
     return (await call.host.reverify(call.parameters["episode"], anyway=body.anyway)).to_dict()
 
 
@@ -287,7 +184,7 @@ async def _metrics(call: Call) -> Answer:
 
 
 async def _create(call: Call) -> Answer:
-    body: wire.CreateSlot = call.body
+    body: requests.CreateSlot = call.body
     slot = await call.host.create(
         body.task,
         image=body.image,
@@ -326,7 +223,7 @@ async def _reset(call: Call) -> dict[str, Json]:
 
 
 async def _fork(call: Call) -> Answer:
-    body: wire.ForkSlot = call.body
+    body: requests.ForkSlot = call.body
     children = await call.slot().fork(body.n)
 
     async def undo() -> None:
@@ -337,13 +234,13 @@ async def _fork(call: Call) -> Answer:
 
 
 async def _save(call: Call) -> dict[str, Json]:
-    body: wire.SaveSlot = call.body
+    body: requests.SaveSlot = call.body
     checkpoint = await call.slot().save(body.name)
     return {"checkpoint": _checkpoint_document(checkpoint.manifest)}
 
 
 async def _step(call: Call) -> dict[str, Json]:
-    body: wire.StepSlot = call.body
+    body: requests.StepSlot = call.body
     found = await call.slot().step(body.action)
     code = found.get("returncode")
     return {
@@ -355,7 +252,7 @@ async def _step(call: Call) -> dict[str, Json]:
 
 
 async def _execute(call: Call) -> dict[str, Json]:
-    body: wire.ExecuteInSlot = call.body
+    body: requests.ExecuteInSlot = call.body
     slot = call.slot()
     try:
         result = await slot.execute(body.command, shell=body.shell, timeout_s=body.timeout)
@@ -367,13 +264,13 @@ async def _execute(call: Call) -> dict[str, Json]:
 
 
 async def _verify(call: Call) -> dict[str, Json]:
-    body: wire.VerifySlot = call.body
+    body: requests.VerifySlot = call.body
     reward = await call.slot().verify(strict=False, in_place=body.in_place, keep=body.keep)
     return reward.to_dict()
 
 
 async def _wait(call: Call) -> dict[str, Json]:
-    body: wire.WaitForVerdict = call.body
+    body: requests.WaitForVerdict = call.body
     slot = call.slot()
     episode = slot.episode
     limit = LONGEST_WAIT_S if body.timeout is None else min(body.timeout, LONGEST_WAIT_S)
@@ -396,7 +293,7 @@ async def _gates(call: Call) -> dict[str, Json]:
 
 
 async def _quarantine(call: Call) -> dict[str, Json]:
-    body: wire.QuarantineSlot = call.body
+    body: requests.QuarantineSlot = call.body
     slot = call.slot()
     slot.quarantine(body.reason)
     await call.host.journal.flush()
@@ -410,7 +307,7 @@ async def _release(call: Call) -> dict[str, Json]:
 
 
 async def _extend(call: Call) -> dict[str, Json]:
-    body: wire.ExtendSlot = call.body
+    body: requests.ExtendSlot = call.body
     slot = call.slot()
     slot.extend(body.ttl)
     return slot_document(slot)
@@ -429,7 +326,7 @@ async def _slot_events(call: Call) -> EventFeed:
 
 
 async def _read_file(call: Call) -> Answer:
-    query: wire.FileQuery = call.query
+    query: requests.FileQuery = call.query
     try:
         return Answer(200, await call.slot().read_file(query.path), "application/octet-stream")
     except GuestError as e:
@@ -437,7 +334,7 @@ async def _read_file(call: Call) -> Answer:
 
 
 async def _write_file(call: Call) -> None:
-    query: wire.FileQuery = call.query
+    query: requests.FileQuery = call.query
     try:
         await call.slot().write_file(query.path, call.body)
     except GuestError as e:
@@ -472,43 +369,47 @@ def _port_call(method: str) -> Operation:
 
 EVENTS = "text/event-stream"
 OPERATIONS = (
-    Operation("health", "GET", "/v1/health", "Whether it answers", _health, wire.Health, needs_token=False),
-    Operation("tasks", "GET", "/v1/tasks", "All tasks", _tasks, wire.TaskList),
-    Operation("task", "GET", "/v1/tasks/{task}", "A task, by id or unique prefix", _task, wire.TaskDocument),
+    Operation("health", "GET", "/v1/health", "Whether it answers", _health, documents.Health, needs_token=False),
+    Operation("tasks", "GET", "/v1/tasks", "All tasks", _tasks, documents.TaskList),
+    Operation("task", "GET", "/v1/tasks/{task}", "A task, by id or unique prefix", _task, documents.TaskDocument),
     Operation(
         "create_slot",
         "POST",
         "/v1/slots",
         "A new desktop",
         _create,
-        wire.SlotDocument,
+        documents.SlotDocument,
         status=201,
-        body=wire.CreateSlot,
+        body=requests.CreateSlot,
         mutating=True,
         long=True,
     ),
-    Operation("slots", "GET", "/v1/slots", "All slots", _slots, wire.SlotList),
-    Operation("slot", "GET", "/v1/slots/{slot}", "A slot", _slot, wire.SlotDocument),
+    Operation("slots", "GET", "/v1/slots", "All slots", _slots, documents.SlotList),
+    Operation("slot", "GET", "/v1/slots/{slot}", "A slot", _slot, documents.SlotDocument),
     Operation("close_slot", "DELETE", "/v1/slots/{slot}", "End a desktop", _close, None, status=204, mutating=True),
-    _slot_call("reset", "Back to where it was created from", _reset, wire.SlotDocument, wire.Nothing, long=True),
-    _slot_call("fork", "Children from where it is", _fork, wire.SlotList, wire.ForkSlot, long=True),
-    _slot_call("save", "Keep its state under a name", _save, wire.SavedCheckpoint, wire.SaveSlot, long=True),
-    _slot_call("step", "One action of the agent", _step, wire.StepResult, wire.StepSlot, acts=True),
-    _slot_call("execute", "A command as the user", _execute, wire.ExecuteResult, wire.ExecuteInSlot, acts=True),
-    _slot_call("verify", "Score it", _verify, wire.RewardDocument, wire.VerifySlot, long=True),
-    _slot_call("quarantine", "Mark it as broken", _quarantine, wire.SlotDocument, wire.QuarantineSlot),
-    _slot_call("release", "End a quarantined desktop", _release, wire.SlotDocument, wire.Nothing),
-    _slot_call("extend", "Let it live longer", _extend, wire.SlotDocument, wire.ExtendSlot),
+    _slot_call(
+        "reset", "Back to where it was created from", _reset, documents.SlotDocument, requests.Nothing, long=True
+    ),
+    _slot_call("fork", "Children from where it is", _fork, documents.SlotList, requests.ForkSlot, long=True),
+    _slot_call("save", "Keep its state under a name", _save, documents.SavedCheckpoint, requests.SaveSlot, long=True),
+    _slot_call("step", "One action of the agent", _step, documents.StepResult, requests.StepSlot, acts=True),
+    _slot_call(
+        "execute", "A command as the user", _execute, documents.ExecuteResult, requests.ExecuteInSlot, acts=True
+    ),
+    _slot_call("verify", "Score it", _verify, documents.RewardDocument, requests.VerifySlot, long=True),
+    _slot_call("quarantine", "Mark it as broken", _quarantine, documents.SlotDocument, requests.QuarantineSlot),
+    _slot_call("release", "End a quarantined desktop", _release, documents.SlotDocument, requests.Nothing),
+    _slot_call("extend", "Let it live longer", _extend, documents.SlotDocument, requests.ExtendSlot),
     Operation(
         "wait_slot",
         "POST",
         "/v1/slots/{slot}/wait",
         "Wait for the verdict",
         _wait,
-        wire.GateReport,
-        body=wire.WaitForVerdict,
+        documents.GateReport,
+        body=requests.WaitForVerdict,
     ),
-    Operation("gates", "GET", "/v1/slots/{slot}/gates", "The gate report", _gates, wire.GateReport),
+    Operation("gates", "GET", "/v1/slots/{slot}/gates", "The gate report", _gates, documents.GateReport),
     Operation("screenshot", "GET", "/v1/slots/{slot}/screenshot", "The screen", _screenshot, "image/png"),
     Operation(
         "accessibility",
@@ -527,7 +428,7 @@ OPERATIONS = (
         "A file's content",
         _read_file,
         "application/octet-stream",
-        query=wire.FileQuery,
+        query=requests.FileQuery,
     ),
     Operation(
         "write_file",
@@ -537,13 +438,13 @@ OPERATIONS = (
         _write_file,
         None,
         status=204,
-        query=wire.FileQuery,
+        query=requests.FileQuery,
         raw_body=True,
         mutating=True,
         acts=True,
     ),
     *map(_port_call, ("GET", "PUT", "POST", "DELETE")),
-    Operation("checkpoints", "GET", "/v1/checkpoints", "Kept checkpoints", _checkpoints, wire.CheckpointList),
+    Operation("checkpoints", "GET", "/v1/checkpoints", "Kept checkpoints", _checkpoints, documents.CheckpointList),
     Operation(
         "delete_checkpoint",
         "DELETE",
@@ -554,31 +455,33 @@ OPERATIONS = (
         status=204,
         mutating=True,
     ),
-    Operation("episodes", "GET", "/v1/episodes", "Episodes", _episodes, wire.EpisodeList, query=wire.EpisodesQuery),
-    Operation("episode", "GET", "/v1/episodes/{episode}", "An episode", _episode, wire.EpisodeDocument),
+    Operation(
+        "episodes", "GET", "/v1/episodes", "Episodes", _episodes, documents.EpisodeList, query=requests.EpisodesQuery
+    ),
+    Operation("episode", "GET", "/v1/episodes/{episode}", "An episode", _episode, documents.EpisodeDocument),
     Operation(
         "reverify_episode",
         "POST",
         "/v1/episodes/{episode}/reverify",
         "Grade its end state again",
         _reverify,
-        wire.Reverification,
-        body=wire.ReverifyEpisode,
+        documents.Reverification,
+        body=requests.ReverifyEpisode,
         mutating=True,
         long=True,
     ),
-    Operation("stats", "GET", "/v1/stats", "How episodes came out", _stats, wire.Stats, query=wire.StatsQuery),
-    Operation("plugins", "GET", "/v1/plugins", "What is installed", _plugins, wire.PluginList),
+    Operation("stats", "GET", "/v1/stats", "How episodes came out", _stats, documents.Stats, query=requests.StatsQuery),
+    Operation("plugins", "GET", "/v1/plugins", "What is installed", _plugins, documents.PluginList),
     Operation(
         "reload_plugins",
         "POST",
         "/v1/plugins/reload",
         "Find verifiers anew",
         _reload_plugins,
-        wire.PluginList,
-        body=wire.Nothing,
+        documents.PluginList,
+        body=requests.Nothing,
         mutating=True,
     ),
-    Operation("images", "GET", "/v1/images", "What desktops start from", _images, wire.ImageList),
+    Operation("images", "GET", "/v1/images", "What desktops start from", _images, documents.ImageList),
     Operation("metrics", "GET", "/metrics", "For Prometheus", _metrics, "text/plain"),
 )
