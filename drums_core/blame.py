@@ -35,16 +35,32 @@ def listening(pid: int) -> frozenset[int]:
     return frozenset(found)
 
 
-def blame(desktop: Desktop, *, acted: bool, listened: frozenset[int]) -> tuple[Cause | None, list[str]]:
+def closed(listened: frozenset[int], now: frozenset[int], asked: frozenset[int]) -> frozenset[int]:
+    """The ports whose programs have ended on which an answer may have depended.
+
+    Args:
+        listened: those that were listened on when the agent began.
+        now: those that are.
+        asked: those that gave no answer. One that is listened on still may lead to another, as a task's `socat` leads to
+            the browser's own port: then every other counts.
+    """
+    gone = listened - now
+    return gone if asked <= now else gone & asked
+
+
+def blame(
+    desktop: Desktop, *, acted: bool, listened: frozenset[int], asked: frozenset[int]
+) -> tuple[Cause | None, list[str]]:
     """The cause of a failure, None when nothing shows it, with the evidence in words. Blocks.
 
     Args:
         desktop: the desktop whose checker failed, as it is now.
         acted: whether an agent has acted in it.
-        listened: ports that were listened on when it began, where the failure is about one of the desktop's.
+        listened: ports that were listened on when it began.
+        asked: ports of the desktop that the failure is about.
     """
     found = [*_limits(desktop), *_folders(desktop), *_session(desktop)]
-    for port in sorted(listened - listening(desktop.pid1) if listened else ()):
+    for port in sorted(closed(listened, listening(desktop.pid1), asked) if asked and listened else ()):
         found.append(f"nothing listens on port {port}, as a program did when the agent began")
     if not found:
         return None, []

@@ -94,8 +94,8 @@ async def grade(slot: Slot, *, in_place: bool, keep: bool) -> Reward:
     facts: dict[str, Json] = {"graded": check.graded}
     if error is not None:
         # A program that crashed is a gate's affair; one that the agent has closed is the agent's.
-        listened = episode.listened if error.ports and episode.validity.valid else frozenset()
-        look = partial(blame, desktop, acted=slot.has_acted, listened=listened)
+        listened = episode.listened if episode.validity.valid else frozenset()
+        look = partial(blame, desktop, acted=slot.has_acted, listened=listened, asked=error.ports)
         cause, seen = await trio.to_thread.run_sync(look)
         if cause is not None and error.cause in (None, Cause.INFRASTRUCTURE):
             error = attrs.evolve(error, cause=cause)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 
-from drums_core.blame import listening
+import pytest
+
+from drums_core.blame import closed, listening
 
 
 def test_ports_that_are_listened_on() -> None:
@@ -27,3 +29,18 @@ def test_ports_that_are_listened_on() -> None:
 
 def test_a_desktop_that_is_gone_has_none() -> None:
     assert listening(1 << 30) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("now", "asked", "gone"),
+    [
+        ({8080, 1337}, {9222}, {9222}),  # what leads to the browser has ended
+        ({9222, 8080}, {9222}, {1337}),  # the browser has, behind what leads to it
+        ({9222, 1337}, {9222}, {8080}),  # another has, on which it may depend
+        ({1337}, {9222}, {9222}),  # VLC's is closed, too, and was not asked
+        ({9222, 1337, 8080}, {9222}, set()),
+        ({9222, 1337, 8080}, {5900}, set()),  # nobody ever listened there
+    ],
+)
+def test_which_closed_ports_a_failure_may_depend_on(now: set[int], asked: set[int], gone: set[int]) -> None:
+    assert closed(frozenset({9222, 1337, 8080}), frozenset(now), frozenset(asked)) == gone
