@@ -41,8 +41,8 @@ def closed(listened: frozenset[int], now: frozenset[int], asked: frozenset[int])
     Args:
         listened: those that were listened on when the agent began.
         now: those that are.
-        asked: those that gave no answer. One that is listened on still may lead to another, as a task's `socat` leads to
-            the browser's own port: then every other counts.
+        asked: those that gave no answer. One that is listened on still may lead to another, as a task's `socat` leads
+            to the browser's own port: then every other counts.
     """
     gone = listened - now
     return gone if asked <= now else gone & asked
