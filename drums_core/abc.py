@@ -406,6 +406,18 @@ class PinningChecker(Protocol):
 
 
 @runtime_checkable
+class PreparingChecker(Protocol):
+    """A checker that needs something on the host which may have to be fetched."""
+
+    async def prepare(self, task: Task) -> None:
+        """Have what a check of a task needs, before an episode is spent on it. At create, before anything starts.
+
+        Raises:
+            SetupFailed: it cannot be had; the create is refused.
+        """
+
+
+@runtime_checkable
 class ServingChecker(Protocol):
     """A checker that has something to do while its host is open."""
 

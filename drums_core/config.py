@@ -56,6 +56,8 @@ class HostConfig:
         osworld: an OSWorld checkout's folder (the one that holds `evaluation_examples`), or None.
         file_mirror: a folder with the files that tasks name by URL, or its base URL, or None; see `file_folders`.
         files_offline: whether such files are never fetched when a desktop or a checker wants one that is not here.
+        files_private_addresses: whether a file's own URL may lead to an address of this host or of its network. The
+            base URL in `file_mirror` may.
         extra_required_gates: gates that must pass besides those of the specification.
         checker_timeout_s: seconds that a checker may take.
         waiting_workers: how many workers each checker keeps waiting, so that a check does not wait for one to start.
@@ -84,6 +86,7 @@ class HostConfig:
     osworld: Path | None = None
     file_mirror: str | None = attrs.field(default=None, converter=_text)
     files_offline: bool = False
+    files_private_addresses: bool = False
     extra_required_gates: tuple[str, ...] = ()
     checker_timeout_s: float = 300.0
     waiting_workers: int = attrs.field(default=1, validator=attrs.validators.ge(0))
@@ -101,12 +104,12 @@ class HostConfig:
         """The folders with the files that tasks name by URL, as they are looked through.
 
         That is `file_mirror` alone, where it names a folder; else what was fetched, and `file_cache` of the checkout. A
-        file's path in them is the part of its URL behind `/resolve/main/`.
+        file's path in them is that of `task_files.mirror`.
         """
         if self.file_mirror is not None and self.file_url is None:
             return [Path(self.file_mirror)]
         beside = self.checkout_files()
-        return [self.files] if beside is None or self.file_url is not None else [self.files, beside]
+        return [self.files] if beside is None else [self.files, beside]
 
     @property
     def file_url(self) -> str | None:

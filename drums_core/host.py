@@ -22,7 +22,7 @@ from drums.errors import (
     TaskNotFound,
     TaskUnsupported,
 )
-from drums_core.abc import Catalogue, Checker, PackagedChecker, Pinned, PinningChecker
+from drums_core.abc import Catalogue, Checker, PackagedChecker, Pinned, PinningChecker, PreparingChecker
 from drums_core.checkpoint import Checkpoint, Manifest
 from drums_core.config import HostConfig
 from drums_core.copies import Copy
@@ -235,6 +235,10 @@ class Host:
                 self._check_image(resolved, image or self.config.image)
         if len(self.slots) >= self.config.max_slots:
             self.reserve(1, base=None, task=None, setup_at_reset=False, ttl_s=None)  # refuses
+        if resolved is not None:
+            checker = checker_for(self.checkers, resolved)[1]
+            if isinstance(checker, PreparingChecker):
+                await checker.prepare(resolved)
         base = await self._base(image, checkpoint)
         if resolved is not None and checkpoint is not None:
             self._check_image(resolved, base.manifest.image)

@@ -15,6 +15,7 @@ from drums.errors import CheckerError, ConfigError
 from drums_core.abc import CheckContext
 from drums_core.config import HostConfig
 from drums_core.model import Cause, Json, SetupStep, Task
+from drums_core.task_files.obtain import obtain
 from drums_osworld.files import compared_urls, lay_out
 from drums_osworld.symbols import Symbols, locate, named, scan
 from drums_osworld.task_file import structure_steps
@@ -105,6 +106,12 @@ class OSWorldChecker:
         }
         files = {"desktop_env": symbols.root, "compared": compared, **_kept(context.scratch)}
         return request, files
+
+    async def prepare(self, task: Task) -> None:
+        """Fetch what the task compares with; raises `SetupFailed`. A host that fetches nothing says so as it checks."""
+        if self._config.fetches_files:
+            for url in compared_urls(task.evaluator):
+                await obtain(self._config, url)
 
     async def serve(self) -> None:
         """Keep workers waiting, until cancelled."""

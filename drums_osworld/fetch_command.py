@@ -58,6 +58,8 @@ async def _fetch(config: HostConfig, urls: list[str], source: str | None, offlin
         sources.append(source if source.startswith(("http://", "https://")) else Path(source))
     if (beside := config.checkout_files()) is not None:
         sources.append(beside)
+    if config.file_url is not None and not offline:
+        sources.append(config.file_url)
     if not offline:
         sources.append(None)
     if not sources:
@@ -72,7 +74,9 @@ async def _fetch(config: HostConfig, urls: list[str], source: str | None, offlin
                 done[0] += 1
                 progress(one.url.rpartition("/")[2], done[0] / of)
 
-            for one in await store.fetch(left, source=place, jobs=jobs, on_file=tell):
+            for one in await store.fetch(
+                left, source=place, private=config.files_private_addresses, jobs=jobs, on_file=tell
+            ):
                 # The first cause of a mirror says less than the last, of the file's own place.
                 found[one.url] = one if number == 0 or not one.cause or place is None else found[one.url]
     return [found[url] for url in urls]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import attrs
 import pytest
@@ -23,7 +24,7 @@ from drums_core.config import HostConfig
 from drums_core.model import SetupStep, Task
 from drums_core.task_files import obtain as obtain_module
 from drums_core.task_files import store as files
-from drums_core.task_files.mirror import read_mirrored
+from drums_core.task_files.mirror import mirrored_path, read_mirrored
 from drums_core.task_files.obtain import have, obtain
 from drums_core.task_files.store import FileStore
 from drums_osworld.files import urls_of
@@ -36,6 +37,7 @@ class Server(ThreadingHTTPServer):
 
     asked: Counter[str]
     ranges: list[str]
+    came: threading.Event
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -46,22 +48,38 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         how = self.path.rpartition("/")[2]
         self.server.asked[how] += 1
+        self.server.came.set()
         first = self.server.asked[how] == 1
         content = {"empty": b"", "spaced%20name": b"spaced", "other": b"other"}.get(how, CONTENT)
         if how == "absent":
             return self.send_error(404)
         if how == "busy" and first:
             return self.send_error(503)
+        if how == "away":
+            self.send_response(302)
+            self.send_header("Location", self.path.replace("away", "other"))
+            return self.end_headers()
+        if how in ("changes", "lies") and not first:
+            content = content[::-1]
+        tag = '"1"' if first or how != "changes" else '"2"'
         start = 0
-        if wanted := self.headers.get("Range"):
+        if (wanted := self.headers.get("Range")) and self.headers.get("If-Range") == tag:
             self.server.ranges.append(wanted)
             start = int(wanted.removeprefix("bytes=").rstrip("-"))
-        self.send_response(206 if start else 200)
+        self.send_response(206 if start or how == "part" else 200)
+        if start or how == "part":
+            begins = 0 if how in ("lies", "part") else start
+            self.send_header("Content-Range", f"bytes {begins}-{len(content) - 1}/{len(content)}")
+        if how == "packed":
+            self.send_header("Content-Encoding", "gzip")
+        if how != "untold":
+            self.send_header("ETag", tag)
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
         content = content[start:]
         # Half of it, and then nothing: once, or always.
-        self.wfile.write(content[: len(content) // 2] if (how == "breaks" and first) or how == "always" else content)
+        half = (how in ("breaks", "changes", "lies", "untold") and first) or how == "always"
+        self.wfile.write(content[: len(content) // 2] if half else content)
         return None
 
     def log_message(self, *_: object) -> None:
@@ -71,7 +89,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[Server]:
     with Server(("127.0.0.1", 0), Handler) as found:
-        found.asked, found.ranges = Counter(), []
+        found.asked, found.ranges, found.came = Counter(), [], threading.Event()
         thread = threading.Thread(target=found.serve_forever)
         thread.start()
         yield found
@@ -85,7 +103,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def url(server: Server, how: str) -> str:
-    return f"http://127.0.0.1:{server.server_address[1]}/data/resolve/main/folder/{how}"
+    return f"http://127.0.0.1:{server.server_address[1]}/ubuntu_osworld_file_cache/resolve/main/folder/{how}"
+
+
+async def fetched(folder: Path, *urls: str, **options: Any) -> list[str]:
+    """Why each could not be had; from the test's own server, which no public address leads to."""
+    return [x.cause for x in await FileStore(folder).fetch(urls, **{"private": True, **options})]
 
 
 def left_in(folder: Path) -> set[str]:
@@ -95,13 +118,18 @@ def left_in(folder: Path) -> set[str]:
 async def test_files_come_whole_and_are_known_by_their_hashes(server: Server, tmp_path: Path) -> None:
     wanted = [url(server, x) for x in ("plain", "busy", "breaks", "spaced%20name")]
     store = FileStore(tmp_path / "files")
-    assert [x.cause for x in await store.fetch(wanted)] == [""] * 4
+    assert await fetched(store.folder, *wanted) == [""] * 4
     for how in ("plain", "busy", "breaks"):
         assert read_mirrored(store.folder, url(server, how)) == CONTENT
     assert read_mirrored(store.folder, url(server, "spaced%20name")) == b"spaced"
     entries = {x["file"]: x for x in json.loads((store.folder / "manifest.json").read_bytes())}
     digest = hashlib.sha256(CONTENT).hexdigest()
-    assert entries["folder/plain"] == {"file": "folder/plain", "size": len(CONTENT), "sha256": digest}
+    assert entries["folder/plain"] == {
+        "file": "folder/plain",
+        "size": len(CONTENT),
+        "sha256": digest,
+        "url": wanted[0],
+    }
     # The same content is there once.
     places = [store.folder / x for x in ("folder/plain", "folder/busy", f".sha256/{digest}")]
     assert len({os.stat(x).st_ino for x in places}) == 1
@@ -111,10 +139,10 @@ async def test_files_come_whole_and_are_known_by_their_hashes(server: Server, tm
 
 async def test_nothing_is_fetched_twice(server: Server, tmp_path: Path) -> None:
     for _ in range(2):
-        await FileStore(tmp_path).fetch([url(server, "plain")] * 2)
+        await fetched(tmp_path, *[url(server, "plain")] * 2)
     assert server.asked["plain"] == 1
     (tmp_path / "folder/plain").unlink()
-    await FileStore(tmp_path).fetch([url(server, "plain")])
+    await fetched(tmp_path, url(server, "plain"))
     assert server.asked["plain"] == 2 and (tmp_path / "folder/plain").read_bytes() == CONTENT
 
 
@@ -130,8 +158,8 @@ async def test_nothing_is_fetched_twice(server: Server, tmp_path: Path) -> None:
 async def test_what_cannot_be_had_is_told_and_leaves_nothing(
     server: Server, tmp_path: Path, how: str, cause: str
 ) -> None:
-    (result,) = await FileStore(tmp_path).fetch([url(server, how)])
-    assert cause in result.cause
+    (told,) = await fetched(tmp_path, url(server, how))
+    assert cause in told
     assert left_in(tmp_path) == set()
     with pytest.raises(SetupFailed):
         read_mirrored(tmp_path, url(server, how))
@@ -141,23 +169,23 @@ async def test_a_file_that_is_too_large_is_refused(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "LARGEST_BYTES", len(CONTENT) - 1)
-    (result,) = await FileStore(tmp_path).fetch([url(server, "plain")])
-    assert "more than the allowed" in result.cause
+    (told,) = await fetched(tmp_path, url(server, "plain"))
+    assert "more than the allowed" in told
     assert {x.name for x in (tmp_path / ".sha256").iterdir()} == {".fetching"}
 
 
 async def test_another_content_than_the_lock_file_has_is_refused(server: Server, tmp_path: Path) -> None:
-    await FileStore(tmp_path).fetch([url(server, "plain")])
+    await fetched(tmp_path, url(server, "plain"))
     (tmp_path / "folder/plain").unlink()
     manifest = tmp_path / "manifest.json"
     manifest.write_text(manifest.read_text().replace(hashlib.sha256(CONTENT).hexdigest(), "0" * 64))
-    (result,) = await FileStore(tmp_path).fetch([url(server, "plain")])
-    assert "manifest.json says 0000" in result.cause and not (tmp_path / "folder/plain").exists()
+    (told,) = await fetched(tmp_path, url(server, "plain"))
+    assert "manifest.json says 0000" in told and not (tmp_path / "folder/plain").exists()
 
 
 async def test_files_come_from_a_mirror(server: Server, tmp_path: Path) -> None:
     """A folder, or a base URL: whatever host the task names."""
-    task_url = "https://a.example/x/resolve/main/folder/other"
+    task_url = "https://a.example/ubuntu_osworld_file_cache/resolve/main/folder/other"
     base = f"http://127.0.0.1:{server.server_address[1]}/"
     assert [x.cause for x in await FileStore(tmp_path / "one").fetch([task_url], source=base)] == [""]
     assert [x.cause for x in await FileStore(tmp_path / "two").fetch([task_url], source=tmp_path / "one")] == [""]
@@ -198,6 +226,7 @@ def test_the_command(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyP
     (examples / "examples/os/11111111-aaaa.json").write_text(json.dumps(task))
     monkeypatch.setenv("DRUMS_OSWORLD", str(tmp_path / "osworld"))
     monkeypatch.setenv("DRUMS_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(files, "_require_public", AsyncMock())
     done = CliRunner().invoke(cli, ["tasks", "fetch", "11111111", "--json"])
     document = json.loads(done.stdout)
     assert done.exit_code == 1 and document["files"] == 2
@@ -213,7 +242,7 @@ def test_the_command(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def host(tmp_path: Path, **settings: Any) -> HostConfig:
-    return HostConfig(state_dir=tmp_path / "state", **settings)
+    return HostConfig(state_dir=tmp_path / "state", **{"files_private_addresses": True, **settings})
 
 
 async def test_a_file_that_is_not_here_is_fetched_once(server: Server, tmp_path: Path) -> None:
@@ -241,11 +270,13 @@ async def test_a_file_that_is_not_here_is_fetched_once(server: Server, tmp_path:
 
 
 async def test_a_file_comes_from_the_mirror_that_the_host_names(server: Server, tmp_path: Path) -> None:
-    task_url = "https://a.example/x/resolve/main/folder/other"
+    task_url = "https://a.example/ubuntu_osworld_file_cache/resolve/main/folder/other"
     base = f"http://127.0.0.1:{server.server_address[1]}"
     assert await obtain(host(tmp_path, file_mirror=base), task_url) == b"other"
     with pytest.raises(SetupFailed, match=r"the mirror 'http://127.* answered 404") as info:
-        await obtain(host(tmp_path, file_mirror=base), "https://a.example/x/resolve/main/absent")
+        await obtain(
+            host(tmp_path, file_mirror=base), "https://a.example/ubuntu_osworld_file_cache/resolve/main/absent"
+        )
     assert info.value.url in info.value.message
 
 
@@ -275,12 +306,17 @@ async def test_what_the_host_has_is_not_asked_for(server: Server, tmp_path: Path
 
 
 async def test_a_want_that_is_cancelled_holds_up_no_other(server: Server, tmp_path: Path) -> None:
+    """While it fetches, and so has the file to itself."""
     config = host(tmp_path)
     for _ in range(3):
-        with trio.move_on_after(0.01):
-            await obtain(config, url(server, "plain"))
-    with trio.fail_after(10):
-        assert await obtain(config, url(server, "plain")) == CONTENT
+        server.came.clear()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(obtain, config, url(server, "always"))
+            with trio.fail_after(20):
+                await trio.to_thread.run_sync(server.came.wait, 20)
+            nursery.cancel_scope.cancel()
+    with trio.fail_after(20), pytest.raises(SetupFailed, match="tried 3 times"):
+        await obtain(config, url(server, "always"))
 
 
 async def test_a_file_that_takes_too_long_is_told(
@@ -289,3 +325,124 @@ async def test_a_file_that_takes_too_long_is_told(
     monkeypatch.setattr(obtain_module, "LIMIT_S", 0.01)
     with pytest.raises(SetupFailed, match="not whole after"):
         await obtain(host(tmp_path), url(server, "always"))
+
+
+# --- what must not be taken for the file
+
+
+def test_no_two_urls_share_a_place() -> None:
+    urls = [
+        "https://a.example/datasets/one/resolve/main/x",
+        "https://a.example/datasets/two/resolve/main/x",
+        "https://b.example/datasets/one/resolve/main/x",
+        "https://a.example/datasets/one/resolve/main/x?rev=2",
+        "http://a.example/datasets/one/resolve/main/x",
+        "https://a.example/datasets/one/resolve/main/x/y",
+        "https://a.example",
+        "https://a.example/",
+        "https://a.example/?u=http://b/c%2Fd",
+        "https://a.example/" + "long" * 200,
+    ]
+    places = [mirrored_path(x) for x in urls]
+    assert len(set(places)) == len(urls)
+    assert all(len(x) == 3 and x[0] == "elsewhere" and len(x[2]) == 64 for x in places)
+    # Nor does the user in it make another file of it, which would be told in the name.
+    assert mirrored_path("https://u:secret@a.example/x") == mirrored_path("https://a.example/x")
+
+
+@pytest.mark.parametrize(
+    "path", ["manifest.json", ".sha256/0", ".lock", "elsewhere/a.example/0", "..", "a/" + "b" * 241, "a%00b"]
+)
+def test_a_url_names_nothing_of_the_stores_own(path: str) -> None:
+    with pytest.raises(ValueError, match=r"the mirror|bytes"):
+        mirrored_path("https://a.example/ubuntu_osworld_file_cache/resolve/main/" + path)
+
+
+async def test_a_file_that_changes_while_it_is_fetched_is_of_one_piece(server: Server, tmp_path: Path) -> None:
+    """One that the server tells to be another begins anew; so does one of which nothing is told."""
+    assert await fetched(tmp_path, url(server, "changes"), url(server, "untold")) == ["", ""]
+    assert (tmp_path / "folder/changes").read_bytes() == CONTENT[::-1]
+    assert (tmp_path / "folder/untold").read_bytes() == CONTENT
+    assert server.ranges == []
+
+
+async def test_a_part_that_was_not_asked_for_is_not_taken(server: Server, tmp_path: Path) -> None:
+    """From another place on, or without being asked; what lied once may give the whole next."""
+    told = await fetched(tmp_path, *[url(server, x) for x in ("part", "lies", "packed")])
+    assert "another part" in told[0] and told[1] == "" and "gzip" in told[2]
+    assert (tmp_path / "folder/lies").read_bytes() == CONTENT[::-1]
+    assert not (tmp_path / "folder/part").exists() and not (tmp_path / "folder/packed").exists()
+
+
+async def test_what_was_damaged_is_fetched_again(server: Server, tmp_path: Path) -> None:
+    """Shorter, or of the same length."""
+    for damage in (CONTENT[:-1], CONTENT[:-1] + b"x"):
+        assert await fetched(tmp_path, url(server, "plain")) == [""]
+        (tmp_path / "folder/plain").write_bytes(damage)
+        assert await fetched(tmp_path, url(server, "plain")) == [""]
+        assert read_mirrored(tmp_path, url(server, "plain")) == CONTENT
+
+
+async def test_no_url_leads_to_this_hosts_own_network(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself or by a redirect; the mirror that the operator has named may be there."""
+    port = server.server_address[1]
+    own = [url(server, "other"), f"http://localhost:{port}/other", f"http://[::1]:{port}/other", "http://10.0.0.1/x"]
+    told = await fetched(tmp_path, *own, private=False)
+    assert all("which is not public" in x for x in told) and not server.asked
+    assert await fetched(tmp_path, url(server, "away")) == [""]
+
+    real = files._require_public
+
+    async def let_the_first_pass(request: Any) -> None:
+        if not str(request.url).endswith("away"):
+            await real(request)
+
+    monkeypatch.setattr(files, "_require_public", let_the_first_pass)
+    (cause,) = await fetched(tmp_path / "two", url(server, "away"), private=False)
+    assert "which is not public" in cause
+
+
+async def test_what_is_no_url_is_told_as_a_file_that_cannot_be_had(tmp_path: Path) -> None:
+    wrong = [
+        "http://a.example/\x07",
+        "http://a b.example/x",
+        "ftp://a.example/x",
+        "http:///x",
+        "http://a.example/\ud800",
+        "",
+    ]
+    assert all(await fetched(tmp_path, *wrong))
+    for one in wrong:
+        with pytest.raises(SetupFailed, match="cannot be had"):
+            await obtain(host(tmp_path, files_offline=True), one)
+
+
+async def test_credentials_are_not_told(server: Server, tmp_path: Path) -> None:
+    port = server.server_address[1]
+    for settings, one in (
+        (
+            {"file_mirror": f"http://me:secret@127.0.0.1:{port}"},
+            "https://a.example/ubuntu_osworld_file_cache/resolve/main/absent",
+        ),
+        ({}, f"http://me:secret@127.0.0.1:{port}/absent"),
+        ({"files_offline": True}, "https://me:secret@a.example/absent"),
+    ):
+        with pytest.raises(SetupFailed) as info:
+            await obtain(host(tmp_path, **settings), one)
+        assert "secret" not in str(info.value) and "secret" not in json.dumps(info.value.facts)
+
+
+async def test_a_full_disk_is_told(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "FREE_BYTES", 1 << 60)
+    (told,) = await fetched(tmp_path, url(server, "plain"))
+    assert "MiB free" in told and not server.asked
+
+
+async def test_parts_of_long_ago_are_removed(server: Server, tmp_path: Path) -> None:
+    assert await fetched(tmp_path, url(server, "always")) != [""]
+    (part,) = (tmp_path / ".sha256").glob("*.part")
+    os.utime(part, (1, 1))
+    await fetched(tmp_path, url(server, "plain"))
+    assert not part.exists()

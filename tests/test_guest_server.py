@@ -857,7 +857,7 @@ while True:
         data = data.removeprefix(bytes((36, 0, 1, 0)))  # to serve nobody else has no reply
         if not data:
             continue
-        width, height = (65535, 65535) if lie == "size" else (640, 480)
+        width, height = {"size": (65535, 65535), "tall": (500, 65535)}.get(lie, (640, 480))
         # A shared-memory request is the one of the number that the extension was given here.
         if data[0] == 14:
             client.sendall(struct.pack("<BxHI8xHH12x", 1, 1, 0, width, height))
@@ -874,6 +874,7 @@ while True:
     ("lie", "told"),
     [
         ("size", "65535 by 65535 pixels"),
+        ("tall", "500 by 65535 pixels"),
         ("extension", "no shared memory"),
         ("error", "refuses request 130: error 10"),
         ("depth", "depth 8"),

@@ -15,7 +15,7 @@ import pytest
 import trio
 from requires import requires
 
-from drums.errors import CheckerError, ConfigError, GuestError, PrerequisiteError, VerifierNotFound
+from drums.errors import CheckerError, ConfigError, GuestError, PrerequisiteError, SetupFailed, VerifierNotFound
 from drums_core.abc import CheckContext
 from drums_core.config import HostConfig
 from drums_core.model import SetupStep, Task
@@ -273,7 +273,11 @@ async def test_output_that_postconfig_kept_is_where_osworld_looks(bench: Bench) 
 COMPARED = {
     "func": "diff_text_file",
     "result": {"type": "vm_file", "path": "/home/user/a.txt", "dest": "a.txt"},
-    "expected": {"type": "cloud_file", "path": "https://example.org/resolve/main/set/b%20c.txt", "dest": "b.txt"},
+    "expected": {
+        "type": "cloud_file",
+        "path": "https://example.org/ubuntu_osworld_file_cache/resolve/main/set/b%20c.txt",
+        "dest": "b.txt",
+    },
 }
 
 
@@ -288,6 +292,14 @@ async def test_expected_files_come_from_the_mirror(bench: Bench, tmp_path: Path)
     (tmp_path / "set" / "b c.txt").unlink()
     with pytest.raises(CheckerError, match=r"cannot be had: .* is not in the mirror"):
         await bench.score(COMPARED, Guest(says(""), files={"/home/user/a.txt": b"right\n"}))
+
+
+async def test_what_is_compared_is_fetched_before_an_episode_is_spent(tmp_path: Path) -> None:
+    config = HostConfig(state_dir=tmp_path, files_private_addresses=True)
+    evaluator = {**COMPARED, "expected": {"type": "cloud_file", "path": "http://127.0.0.1:1/x", "dest": "x"}}
+    with pytest.raises(SetupFailed, match=r"'http://127\.0\.0\.1:1/x' cannot be had"):
+        await OSWorldChecker(config).prepare(task(evaluator))
+    await OSWorldChecker(attrs.evolve(config, files_offline=True)).prepare(task(evaluator))
 
 
 @needs_root

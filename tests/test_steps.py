@@ -285,7 +285,7 @@ async def test_until_repeats(autojump_clock: MockClock) -> None:
 async def test_verification_waits_for_a_window_and_a_command(autojump_clock: MockClock) -> None:
     step, good, nothing = ExecuteWithVerification(), CommandResult(0, "", ""), CommandResult(1, "", "")
     wanted = {"window_exists": "Gedit", "command_success": "pgrep gedit"}
-    windows = CommandResult(0, "0x1  0 host Notes - Gedit\n", "")
+    windows = CommandResult(0, "0x1  0 host Notes - gedit\n", "")
     context = Context([good, good, windows, nothing, windows, good])
     began = trio.current_time()
     await run(step, {"command": ["gedit"], "verification": wanted}, context)
@@ -294,7 +294,7 @@ async def test_verification_waits_for_a_window_and_a_command(autojump_clock: Moc
     context = Context([nothing, good])
     await run(step, {"command": "ls /x"}, context)
     assert len(context.calls) == len(context.notes) == 1
-    for one, told in (("window_exists", "no window with 'Gedit'"), ("command_success", "did not end with 0 but 1")):
+    for one, told in (("window_exists", "no window 'Gedit'"), ("command_success", "did not end with 0 but 1")):
         parameters = {"command": "gedit", "verification": {one: wanted[one]}, "max_wait_time": 3}
         with pytest.raises(SetupFailed, match=f"{told}.* within 3 s"):
             await run(step, parameters, Context([good, nothing]))
@@ -333,21 +333,17 @@ async def test_a_window_that_is_not_there_is_noted() -> None:
     ]
 
 
-BASE = "https://huggingface.co/datasets/x/y/resolve/main"
+BASE = "https://huggingface.co/datasets/x/ubuntu_osworld_file_cache/resolve/main"
 
 
 def test_the_path_in_the_mirror() -> None:
     assert mirrored_path(f"{BASE}/a/b/Order%23%201.xlsx?download=true") == ("a", "b", "Order# 1.xlsx")
-    assert mirrored_path("https://arxiv.org/pdf/a%20b.pdf") == ("elsewhere", "arxiv.org", "pdf", "a b.pdf")
-    assert mirrored_path("http://u:p@h:1/get?id=1") == ("elsewhere", "h:1", "get?id=1")
 
 
 @pytest.mark.parametrize(
     "url",
     [
         "https://arxiv.org/pdf/2312.13771.pdf",
-        "https://../pdf/a",
-        "https://arxiv.org/../secret",
         "https:///a",
         "file:///x/resolve/main/a",
         f"{BASE}/",

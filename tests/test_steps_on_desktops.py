@@ -15,6 +15,7 @@ from desktops import Played, judged, outcome, play, run
 from requires import osworld_files, requires
 
 from drums.errors import SetupFailed, VerifierNotFound
+from drums_core import load_config, open_host
 from drums_core.host import Host
 from drums_core.model import SetupStep, Task
 
@@ -201,3 +202,17 @@ def test_a_verifier_that_was_installed_meanwhile_scores(played: Played) -> None:
 
 def test_nothing_is_left(played: Played) -> None:
     assert played.left == []
+
+
+async def test_no_desktop_starts_where_what_is_compared_cannot_be_had() -> None:
+    """An episode would be spent for nothing."""
+    config = attrs.evolve(load_config(), files_offline=False, files_private_addresses=True, file_mirror=None)
+    task = make_task(
+        func="diff_text_file",
+        result={"type": "vm_file", "path": "/home/user/a", "dest": "a"},
+        expected={"type": "cloud_file", "path": "http://127.0.0.1:1/b", "dest": "b"},
+    )
+    async with open_host(config) as host:
+        with pytest.raises(SetupFailed, match=r"'http://127\.0\.0\.1:1/b' cannot be had"):
+            await host.create(task)
+        assert not host.slots

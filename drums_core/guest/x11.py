@@ -20,6 +20,7 @@ _QUERY_POINTER, _QUERY_EXTENSION, _GET_GEOMETRY, _GRAB_SERVER = 38, 98, 14, 36
 _FIXES_QUERY_VERSION, _FIXES_GET_CURSOR_IMAGE = 0, 4
 _SHM_ATTACH, _SHM_GET_IMAGE = 1, 4
 _Z_PIXMAP, _ALL_PLANES = 2, 0xFFFFFFFF
+_TALLEST = 32767  # rows: their numbers are signed
 _STRIP = 32  # rows: what is fetched, turned and compressed at once stays in the processor's cache
 
 
@@ -67,7 +68,7 @@ class Display:
         connection ends the display serves nobody else, so that all strips are of one moment.
         """
         width, height = self.size()
-        if not 0 < width * height * 4 <= _MAX_REPLY:
+        if not 0 < width * height * 4 <= _MAX_REPLY or height > _TALLEST:
             raise DisplayError(f"the display says that it has {width} by {height} pixels")
         major = self._extension(b"MIT-SHM")
         if major is None:
@@ -75,11 +76,11 @@ class Display:
         return width, height, self._strips(major, width, height)
 
     def _strips(self, major, width, height):
-        self._socket.sendall(struct.pack("<BxH", _GRAB_SERVER, 1))
+        self._tell(struct.pack("<BxH", _GRAB_SERVER, 1))
         cursor = self._cursor()
         with shared_memory.segment(width * _STRIP * 4) as (number, pixels):
             # The connection's first resource; the display forgets it as the connection ends.
-            self._socket.sendall(struct.pack("<BBHIIBxxx", major, _SHM_ATTACH, 4, self._resources, number, 0))
+            self._tell(struct.pack("<BBHIIBxxx", major, _SHM_ATTACH, 4, self._resources, number, 0))
             for top in range(0, height, _STRIP):
                 rows = min(_STRIP, height - top)
                 area = struct.pack("<IhhHHI", self._root, 0, top, width, rows, _ALL_PLANES)
@@ -134,10 +135,17 @@ class Display:
         except (struct.error, IndexError) as error:
             raise DisplayError("the display's greeting is cut short") from error
 
-    def _ask(self, request):
-        """Sends a request and returns its reply: 32 bytes, and what follows them."""
+    def _tell(self, request):
+        """Sends a request that has no reply."""
         try:
             self._socket.sendall(request)
+        except OSError as error:
+            raise DisplayError(f"the display does not answer: {error}") from error
+
+    def _ask(self, request):
+        """Sends a request and returns its reply: 32 bytes, and what follows them."""
+        self._tell(request)
+        try:
             while True:
                 head = self._read(32)
                 if head[0] == 0:

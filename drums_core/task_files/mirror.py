@@ -1,9 +1,9 @@
 """A mirror: a folder with the files that tasks name by URL.
 
-A file's path in it is the part of its URL behind `/resolve/main/`, percent-encoding undone; of another URL it is
-`elsewhere/`, the host, and the whole path with its query. A `manifest.json` in it (a
-list of objects with `file`, `size` and `sha256`) is held against what is read. A file that is not there, or is not what
-the manifest says, is an error: nobody ever gets an empty or a partial one.
+A file's path in it is, for OSWorld's data set wherever that is served, the part of its URL behind `/resolve/main/`,
+percent-encoding undone; of any other URL it is `elsewhere/`, the host, and the sha256 of the URL, so that no two share
+a place. A `manifest.json` in it (a list of objects with `file`, `size` and `sha256`) is held against what is read. A
+file that is not there, or is not what the manifest says, is an error: nobody ever gets an empty or a partial one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from pathlib import Path
 
 from drums.errors import SetupFailed
 
-MARK = "/resolve/main/"
+MARK = "/ubuntu_osworld_file_cache/resolve/main/"
 ELSEWHERE = "elsewhere"
 LARGEST_BYTES = 200 << 20  # the guest server takes 256 MiB
 MANIFEST = "manifest.json"
+_LONGEST_NAME = 240  # bytes; a file system takes 255, and a new file has a longer name at first
 
 
 def mirrored_path(url: str) -> tuple[str, ...]:
@@ -31,16 +32,28 @@ def mirrored_path(url: str) -> tuple[str, ...]:
         ValueError: it has none.
     """
     parsed = urllib.parse.urlsplit(url)
-    _, mark, rest = parsed.path.partition(MARK)
     if parsed.scheme not in ("http", "https") or not parsed.hostname:
         raise ValueError("only files at http and https URLs can be had")
+    _, mark, rest = parsed.path.partition(MARK)
     if not mark:
-        rest = f"{ELSEWHERE}/{parsed.netloc.rpartition('@')[2]}{parsed.path}"
-        rest += f"%3F{parsed.query}" if parsed.query else ""
+        host = parsed.netloc.rpartition("@")[2].lower()
+        whole = f"{parsed.scheme}://{host}{parsed.path}?{parsed.query}"
+        return ELSEWHERE, urllib.parse.quote(host, safe=""), hashlib.sha256(whole.encode()).hexdigest()
     parts = tuple(urllib.parse.unquote(part, errors="strict") for part in rest.split("/"))
     if any(part in ("", ".", "..") or "/" in part or "\0" in part for part in parts):
         raise ValueError("its path leaves the mirror")
+    if parts[0].startswith(".") or parts[0] in (MANIFEST, ELSEWHERE):
+        raise ValueError(f"its path is {parts[0]!r}, which is the mirror's own")
+    if any(len(part.encode()) > _LONGEST_NAME for part in parts):
+        raise ValueError(f"a name in its path has more than {_LONGEST_NAME} bytes")
     return parts
+
+
+def without_credentials(url: str) -> str:
+    """A URL as it may be told: without the user and the password that it may hold."""
+    scheme, mark, rest = url.partition("://")
+    place, slash, path = rest.partition("/")
+    return f"{scheme}{mark}{place.rpartition('@')[2]}{slash}{path}" if mark else url
 
 
 def is_mirrored(mirror: Path, url: str) -> bool:
@@ -72,11 +85,8 @@ def read_mirrored(mirror: Path, url: str) -> bytes:
             content = file.read(LARGEST_BYTES + 1)
     except OSError as e:
         absent = e.errno in (errno.ENOENT, errno.ENOTDIR)
-        if absent:
-            raise _failure(
-                url, f"{str(path)!r} is not in the mirror", "drums tasks fetch --from MIRROR brings it"
-            ) from e
-        raise _failure(url, f"{str(path)!r} cannot be read: {e.strerror}") from e
+        why = "is not in the mirror" if absent else f"cannot be read: {e.strerror}"
+        raise _failure(url, f"{str(path)!r} {why}") from e
     if len(content) != facts.st_size:
         raise _failure(url, f"{str(path)!r} changed while it was read")
     _check(mirror, url, "/".join(parts), content)
@@ -107,11 +117,14 @@ def _manifest_entry(mirror: Path, url: str, name: str) -> str | None:
         return None
     except (OSError, ValueError) as e:
         raise _failure(url, f"the mirror's {MANIFEST} cannot be read: {e}") from e
-    for entry in document if isinstance(document, list) else ():
+    if not isinstance(document, list):
+        raise _failure(url, f"the mirror's {MANIFEST} is no list of files")
+    for entry in document:
         if isinstance(entry, dict) and entry.get("file") == name and isinstance(entry.get("sha256"), str):
             return str(entry["sha256"])
     return None
 
 
-def _failure(url: str, cause: str, hint: str = "") -> SetupFailed:
-    return SetupFailed(f"{url!r} cannot be had: {cause}", hint=hint, url=url, cause=cause, output="")
+def _failure(url: str, cause: str) -> SetupFailed:
+    shown = without_credentials(url)
+    return SetupFailed(f"{shown!r} cannot be had: {cause}", url=shown, cause=cause, output="")

@@ -6,10 +6,10 @@ import trio
 
 from drums.errors import SetupFailed
 from drums_core.config import HostConfig
-from drums_core.task_files.mirror import is_mirrored, read_mirrored
-from drums_core.task_files.store import Fetched, FileStore
+from drums_core.task_files.mirror import is_mirrored, read_mirrored, without_credentials
+from drums_core.task_files.store import FileStore
 
-LIMIT_S = 600.0
+LIMIT_S = 240.0  # less than a checker has
 
 
 async def obtain(config: HostConfig, url: str) -> bytes:
@@ -22,28 +22,38 @@ async def obtain(config: HostConfig, url: str) -> bytes:
         SetupFailed: it cannot be had; names the URL and the cause.
     """
     folders = config.file_folders()
-    for folder in folders:
-        if await trio.to_thread.run_sync(is_mirrored, folder, url):
-            return await trio.to_thread.run_sync(read_mirrored, folder, url)
-    if not config.fetches_files:
+    try:
+        for folder in folders:
+            if await trio.to_thread.run_sync(is_mirrored, folder, url):
+                return await trio.to_thread.run_sync(read_mirrored, folder, url)
+        if config.fetches_files:
+            await _fetch(config, url)
+            return await trio.to_thread.run_sync(read_mirrored, config.files, url)
         return await trio.to_thread.run_sync(read_mirrored, folders[0], url)  # tells that it is not there
-    fetched = Fetched(url, f"it was not whole after {LIMIT_S:g} s")
-    with trio.move_on_after(LIMIT_S):
-        (fetched,) = await FileStore(config.files).fetch([url], source=config.file_url)
+    except SetupFailed as e:
+        hint = "set files_offline to false, or drums tasks fetch" if config.files_offline else ""
+        hint = "put it into file_mirror" if config.file_mirror and not config.file_url else hint
+        raise SetupFailed(e.message, hint=e.hint or hint, **e.facts) from e
+
+
+async def _fetch(config: HostConfig, url: str) -> None:
+    (fetched,) = await FileStore(config.files).fetch(
+        [url], source=config.file_url, private=config.files_private_addresses, limit_s=LIMIT_S
+    )
     if fetched.cause:
-        place = "the URL itself" if config.file_url is None else f"the mirror {config.file_url!r}"
+        shown = without_credentials(url)
+        place = "its URL" if config.file_url is None else f"the mirror {without_credentials(config.file_url)!r}"
         raise SetupFailed(
-            f"{url!r} cannot be had: it is not on this host, and {place} does not give it: {fetched.cause}",
+            f"{shown!r} cannot be had: it is not on this host, and {place} does not give it: {fetched.cause}",
             hint="drums tasks fetch --from MIRROR takes it from elsewhere; files_offline keeps this host from asking",
-            url=url,
+            url=shown,
             cause=fetched.cause,
             output="",
         )
-    return await trio.to_thread.run_sync(read_mirrored, config.files, url)
 
 
 def have(config: HostConfig, url: str) -> bool:
-    """Whether this host has a file, without fetching it. Blocks."""
+    """Whether something is in the file's place on this host; whether it is whole shows as it is read. Blocks."""
     try:
         return any(is_mirrored(folder, url) for folder in config.file_folders())
     except SetupFailed:

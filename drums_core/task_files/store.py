@@ -1,9 +1,9 @@
 """The host's store of files that tasks name by URL: fetched once, whole or not at all, and known by their hashes.
 
 The store is laid out as a mirror (`mirror.py`). Its content lies below `.sha256/`, under its hash, and once: a file's
-path is a hard link to that. `manifest.json` is the lock file: a list of `file`, `size` and `sha256`, against which
-every later read is held. A file that is in it is fetched no second time, and one that comes back with another hash than
-it says is refused. Several programs may fill a store at once, and read it meanwhile.
+path is a hard link to that. `manifest.json` is the lock file: a list of `file`, `size`, `sha256` and `url`, against
+which every later read is held. A file that is in it is fetched no second time, and one that comes back with another
+hash than it says is refused. Several programs may fill a store at once, and read it meanwhile.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import ipaddress
 import json
 import os
 import struct
+import time
 import urllib.parse
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,15 @@ import trio
 
 from drums.errors import SetupFailed
 from drums_core.durable import locked, sync_directory, write_json
-from drums_core.task_files.mirror import LARGEST_BYTES, MANIFEST, mirrored_path, read_mirrored
+from drums_core.task_files.mirror import LARGEST_BYTES, MANIFEST, mirrored_path, read_mirrored, without_credentials
 
 TRIES = 3
 PAUSE_S = 1.0
-TIMEOUT_S = 60.0  # without a byte
+LIMIT_S = 3600.0
+SILENCE_S = 60.0
+CONNECT_S = 10.0
+FREE_BYTES = 1 << 30
+PART_AGE_S = 7 * 86400.0
 _CHUNK = 1 << 20
 _BLOBS = ".sha256"
 _LOCK, _FETCHING = ".lock", ".fetching"
@@ -64,6 +70,8 @@ class FileStore:
         urls: Sequence[str],
         *,
         source: str | Path | None = None,
+        private: bool = False,
+        limit_s: float = LIMIT_S,
         jobs: int = 4,
         on_file: Callable[[Fetched], None] = lambda _: None,
     ) -> list[Fetched]:
@@ -71,6 +79,9 @@ class FileStore:
 
         Args:
             source: a folder laid out as a mirror, or the base URL of one; None fetches from the URLs themselves.
+            private: whether a URL itself may lead to an address that is not public, of this host or of its network. The
+                base URL of a mirror may: the host's operator has named it.
+            limit_s: seconds that one file may take.
             jobs: how many at a time.
             on_file: told of each file as it is done.
 
@@ -79,27 +90,34 @@ class FileStore:
 
         Cancellation: whole files stay, of others what came is taken up by the next fetch.
         """
-        (self.folder / _BLOBS).mkdir(parents=True, exist_ok=True)
         results: dict[str, Fetched] = {}
         limit = trio.CapacityLimiter(jobs)
+        public = source is None and not private
+        hooks = {"request": [_require_public]} if public else {}
+        timeout = httpx2.Timeout(SILENCE_S, connect=CONNECT_S)
+        # In a thread: it reads the certificates.
+        client = await trio.to_thread.run_sync(
+            lambda: httpx2.AsyncClient(follow_redirects=True, timeout=timeout, event_hooks=hooks)
+        )
 
-        async def one(client: httpx2.AsyncClient, url: str) -> None:
+        async def one(url: str) -> None:
             async with limit:
-                results[url] = Fetched(url, await self._fetch_one(client, url, source))
+                cause = f"it was not whole after {limit_s:g} s"
+                with trio.move_on_after(limit_s):
+                    cause = await self._fetch_one(client, url, source)
+                results[url] = Fetched(url, cause)
                 on_file(results[url])
 
-        async with (
-            httpx2.AsyncClient(follow_redirects=True, timeout=TIMEOUT_S) as client,
-            trio.open_nursery() as nursery,
-        ):
+        async with client, trio.open_nursery() as nursery:
             for url in dict.fromkeys(urls):
-                nursery.start_soon(one, client, url)
+                nursery.start_soon(one, url)
         return [results[url] for url in urls]
 
     async def _fetch_one(self, client: httpx2.AsyncClient, url: str, source: str | Path | None) -> str:
         """Fetch a file; why it could not be had, empty when it is there."""
         try:
             name = "/".join(mirrored_path(url))
+            await trio.to_thread.run_sync(self._prepare)
             async with self._alone(name):
                 if await trio.to_thread.run_sync(self._has, name):
                     return ""
@@ -107,13 +125,34 @@ class FileStore:
                     content = await trio.to_thread.run_sync(read_mirrored, source, url)
                     partial = await trio.to_thread.run_sync(self._spill, name, content)
                 else:
-                    partial = await self._download(client, _at(source, url, name), name)
-                await trio.to_thread.run_sync(self._keep, name, partial)
+                    partial = await self._download(client, _at(source, url, name))
+                await trio.to_thread.run_sync(self._keep, name, url, partial)
             return ""
+        except httpx2.InvalidURL as e:
+            return f"its URL is none: {e}"
         except (ValueError, OSError, _Refused) as e:
             return str(e)
         except SetupFailed as e:
             return str(e.facts.get("cause", e.message))
+
+    def _prepare(self) -> None:
+        """Make the folder, and remove what broke off long ago.
+
+        Raises:
+            _Refused: its file system is full.
+        """
+        blobs = self.folder / _BLOBS
+        blobs.mkdir(parents=True, exist_ok=True)
+        space = os.statvfs(blobs)
+        if space.f_bavail * space.f_frsize < FREE_BYTES:
+            raise _Refused(
+                f"the file system of {str(self.folder)!r} has {space.f_bavail * space.f_frsize >> 20} MiB free, "
+                f"{FREE_BYTES >> 20} are needed"
+            )
+        for part in blobs.glob("*.part*"):
+            with suppress(FileNotFoundError):
+                if time.time() - part.stat().st_mtime > PART_AGE_S:
+                    part.unlink()
 
     @asynccontextmanager
     async def _alone(self, name: str) -> AsyncIterator[None]:
@@ -133,57 +172,55 @@ class FileStore:
             os.close(fd)
 
     def _has(self, name: str) -> bool:
-        """Whether a file is in the store, whole: as long as the manifest says."""
+        """Whether a file is in the store, and is what the manifest says."""
         entry = self._read_lock().get(name)
-        try:
-            return entry is not None and os.lstat(self.folder / name).st_size == entry["size"]
-        except OSError:
-            return False
+        return entry is not None and _is(self.folder / name, str(entry.get("sha256")))
 
-    def _partial(self, name: str) -> Path:
-        return self.folder / _BLOBS / f"{hashlib.sha256(name.encode()).hexdigest()}.part"
+    def _partial(self, source: str) -> Path:
+        """Where what came of a file is until it is whole: of each source its own."""
+        return self.folder / _BLOBS / f"{hashlib.sha256(source.encode()).hexdigest()}.part"
 
     def _spill(self, name: str, content: bytes) -> Path:
         path = self._partial(name)
         path.write_bytes(content)
         return path
 
-    async def _download(self, client: httpx2.AsyncClient, url: str, name: str) -> Path:
+    async def _download(self, client: httpx2.AsyncClient, url: str) -> Path:
         """Fetch a URL into its partial file, going on where an earlier try broke off."""
-        path = trio.Path(self._partial(name))
+        path = self._partial(url)
         problem = ""
         for attempt in range(TRIES):
             if attempt:
                 await trio.sleep(PAUSE_S * 2**attempt)
             try:
                 await _stream(client, url, path)
-                return Path(path)
+                return path
             except httpx2.HTTPError as e:
                 problem = str(e) or type(e).__name__
         raise _Refused(f"{problem} (tried {TRIES} times)")
 
-    def _keep(self, name: str, partial: Path) -> None:
+    def _keep(self, name: str, url: str, partial: Path) -> None:
         """Put a whole file in its place, and into the lock file."""
         with open(partial, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             size = os.fstat(file.fileno()).st_size
             os.fsync(file.fileno())
         with locked(self.folder / _BLOBS / _LOCK, wait=True):
-            self._enter(name, partial, digest, size)
+            self._enter(name, url, partial, digest, size)
 
-    def _enter(self, name: str, partial: Path, digest: str, size: int) -> None:
+    def _enter(self, name: str, url: str, partial: Path, digest: str, size: int) -> None:
         known = self._read_lock()
         entry = known.get(name)
-        if entry is not None and entry["sha256"] != digest:
+        if entry is not None and entry.get("sha256") != digest:
             partial.unlink()
-            raise _Refused(f"it has sha256 {digest}, {MANIFEST} says {entry['sha256']}")
+            raise _Refused(f"it has sha256 {digest}, {MANIFEST} says {entry.get('sha256')}")
         if not size:
             partial.unlink()
             raise _Refused("it is empty")
         blob = self.folder / _BLOBS / digest
-        if blob.exists():
+        if _is(blob, digest):
             partial.unlink()
-        else:
+        else:  # it is not there, or was damaged
             os.replace(partial, blob)
         place = self.folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +230,7 @@ class FileStore:
         os.replace(link, place)
         link.unlink(missing_ok=True)  # two names of one file: a rename does nothing then
         sync_directory(place.parent)
-        known[name] = {"file": name, "size": size, "sha256": digest}
+        known[name] = {"file": name, "size": size, "sha256": digest, "url": without_credentials(url)}
         write_json(self.folder / MANIFEST, [known[x] for x in sorted(known)])
 
     def _read_lock(self) -> dict[str, dict[str, Any]]:
@@ -206,30 +243,74 @@ class FileStore:
             raise OSError(errno.EINVAL, f"{str(self.folder / MANIFEST)!r} is no list of files: {e}") from e
 
 
+def _is(path: Path, digest: str) -> bool:
+    """Whether a file has this sha256; not when it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == digest
+    except OSError:
+        return False
+
+
 def _at(source: str | None, url: str, name: str) -> str:
     """Where a file is fetched from: a mirror, or its own URL."""
     return url if source is None else f"{source.rstrip('/')}/{urllib.parse.quote(name)}"
 
 
-async def _stream(client: httpx2.AsyncClient, url: str, path: trio.Path) -> None:
-    """Fetch what a partial file lacks.
+async def _require_public(request: httpx2.Request) -> None:
+    """Refuse a request, and each that a redirect leads to, which this host would make to itself or its own network.
+
+    A task's author names the URL, and the desktop sees what comes.
+    """
+    host = request.url.host
+    try:
+        found = await trio.socket.getaddrinfo(host, None)
+    except OSError:
+        return  # nor can it be connected to, unless a proxy does so
+    for *_, address in found:
+        if not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_global:
+            raise _Refused(
+                f"{host!r} has the address {address[0]}, which is not public: "
+                "name it as file_mirror, or set files_private_addresses"
+            )
+
+
+def _validator(reply: httpx2.Response) -> str:
+    """What tells whether a file is still the same (RFC 9110, 13.1.5); empty where nothing does."""
+    tag = reply.headers.get("ETag", "")
+    return tag if tag and not tag.startswith("W/") else ""
+
+
+async def _stream(client: httpx2.AsyncClient, url: str, path: Path) -> None:
+    """Fetch what a partial file lacks: all, unless the server says that the rest is of the same file.
 
     Raises:
         httpx2.HTTPError: another try may help.
         _Refused: none will.
     """
-    have = (await path.stat()).st_size if await path.exists() else 0
+    known = path.with_name(f"{path.name}.tag")
+    have, tag = await trio.to_thread.run_sync(_part, path, known)
     # Compressed on the way, a part's length would tell nothing.
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-", "If-Range": tag} if have else {})
     async with client.stream("GET", url, headers=headers) as reply:
+        if reply.status_code == 206 and not (
+            have and reply.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+        ):
+            await trio.to_thread.run_sync(_forget, path, known)
+            raise httpx2.RemoteProtocolError("the server sent another part than it was asked for")
         if reply.status_code == 416:
-            await path.unlink()
+            await trio.to_thread.run_sync(_forget, path, known)
             raise httpx2.RemoteProtocolError("the part that was there is no beginning of it")
         if reply.status_code not in (200, 206):
             again = reply.status_code in (408, 429) or reply.status_code >= 500
+            if not again:
+                await trio.to_thread.run_sync(_forget, path, known)
             raise (httpx2.RemoteProtocolError if again else _Refused)(f"the server answered {reply.status_code}")
+        if reply.headers.get("Content-Encoding", "identity") != "identity":
+            raise _Refused(f"it came as {reply.headers['Content-Encoding']!r}, although not asked for so")
         if reply.status_code == 200:
             have = 0
+            await trio.to_thread.run_sync(known.write_text, _validator(reply))
         size = have
         async with await trio.open_file(path, "r+b" if have else "wb") as file:
             await file.seek(have)
@@ -241,6 +322,21 @@ async def _stream(client: httpx2.AsyncClient, url: str, path: trio.Path) -> None
                         scope.cancel()
                     else:
                         await file.write(chunk)
-        if size > LARGEST_BYTES:
-            await path.unlink()
-            raise _Refused(f"it has more than the allowed {LARGEST_BYTES} bytes")
+    await trio.to_thread.run_sync(known.unlink, True)
+    if size > LARGEST_BYTES:
+        await trio.to_thread.run_sync(_forget, path, known)
+        raise _Refused(f"it has more than the allowed {LARGEST_BYTES} bytes")
+
+
+def _part(path: Path, known: Path) -> tuple[int, str]:
+    """How many bytes of a file are there, and what it is told by; none where nothing tells."""
+    try:
+        tag = known.read_text()
+        return (path.stat().st_size, tag) if tag else (0, "")
+    except FileNotFoundError:
+        return 0, ""
+
+
+def _forget(*paths: Path) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)

@@ -150,7 +150,8 @@ async def ask_reference(slot: Slot, task: Task, state: State) -> Answer:
         raise DrumsError(f"the reference could not evaluate: {answer['broken'][0]}")
     if "raised" in answer:
         return Answer(None, f"{answer['raised']}: {answer['message']}")
-    return Answer(None, f"no score: {answer['score']!r}") if answer["score"] is None else Answer(float(answer["score"]))
+    # What is no number is no score of ours either, and said in these words.
+    return Answer(None, f"returned {answer['score']!r}") if answer["score"] is None else Answer(float(answer["score"]))
 
 
 async def bring_about(slot: Slot, state: State) -> None:

@@ -1,6 +1,7 @@
 """The `execute_with_verification` step: run a command, and wait until a window is there or another command succeeds.
 
-OSWorld ends the set-up when neither comes to be, and so does this; the command's own exit code it only logs.
+OSWorld ends the set-up when what it waits for does not come about, and so does this; the command's own exit code is as
+with `execute`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ _NAME = "execute_with_verification"
 
 @attrs.frozen
 class Verification:
-    """What must have come about: a window with this in its title, and a command that ends with 0."""
+    """What must have come about.
+
+    Args:
+        window_exists: what a window has in its line of `wmctrl -l`, whatever the case.
+        command_success: a command that ends with 0.
+    """
 
     window_exists: str = ""
     command_success: Command | None = None
@@ -34,7 +40,7 @@ class VerifiedParameters:
     """The parameters of the step; times in seconds."""
 
     command: Command
-    verification: Verification = Verification()
+    verification: Verification | None = None
     max_wait_time: float = 10.0
     check_interval: float = 1.0
     shell: Flag = NO
@@ -63,24 +69,25 @@ class ExecuteWithVerification:
         value = parameters.command.value
         document: dict[str, Json] = {"command": value if isinstance(value, str) else list(value)}
         await command.run(context, command.parse({**document, "shell": bool(parameters.shell)}))
-        wanted = parameters.verification
+        wanted = parameters.verification or Verification()
         deadline = trio.current_time() + parameters.max_wait_time
         while missing := await _missing(context, wanted):
-            if trio.current_time() >= deadline:
+            left = deadline - trio.current_time()
+            if left <= 0:
                 raise SetupFailed(
                     f"after {value!r:.200} {missing} within {parameters.max_wait_time:g} s",
                     hint="raise max_wait_time, or mend the command",
                     output="",
                 )
-            await trio.sleep(parameters.check_interval)
+            await trio.sleep(min(left, parameters.check_interval))
 
 
 async def _missing(context: StepContext, wanted: Verification) -> str:
     """What has not come about, in words; empty when all has."""
     if wanted.window_exists:
-        titles = (await context.execute(["wmctrl", "-l"])).output
-        if wanted.window_exists not in titles:
-            return f"there was no window with {wanted.window_exists!r} in its title"
+        windows = (await context.execute(["wmctrl", "-l"])).output
+        if wanted.window_exists.lower() not in windows.lower():
+            return f"there was no window {wanted.window_exists!r}"
     if wanted.command_success is not None:
         value = wanted.command_success.value
         # As in OSWorld, a line is for the shell.
