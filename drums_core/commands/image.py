@@ -19,7 +19,8 @@ from drums_core.logs import configure_logging
 
 
 def _store() -> ImageStore:
-    return ImageStore(load_config().state_dir / "images")
+    config = load_config()
+    return ImageStore(config.state_dir / "images", config.software)
 
 
 def _require_root() -> None:
@@ -59,7 +60,8 @@ def _build(name: str, mirror: str | None) -> None:
 def build(name: str, mirror: str | None, as_json: bool) -> None:
     """Build the image NAME, boot it once, and dump its golden checkpoint.
 
-    Replaces an older build of the same name. An interrupted build leaves nothing.
+    Replaces an older build of the same name. An interrupted build leaves nothing. What the setting `software` of
+    /etc/drums/drums.toml adds to the image (packages of another apt source, such as VS Code) is fetched first.
 
     \b
     sudo drums image build osworld
@@ -92,7 +94,8 @@ def ensure(name: str, mirror: str | None, as_json: bool) -> None:
     _require_root()
     configure_logging()
     try:
-        there = _store().load(name).is_current
+        store = _store()
+        there = store.is_current(store.load(name))
     except ImageNotFound:
         there = False
     if not there:

@@ -1,0 +1,300 @@
+"""Software from an apt source besides Debian's: the setting, sources that are refused, and an image with it.
+
+The image is a copy of the host's `minimal`, so that nothing is built by mmdebstrap here; all after that is real, and so
+are the repository, its signature and its server.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from apt_source import AptSource, apt_source, make_key, served
+from desktops import make_task, run
+from requires import requires
+from scratch import copy, scratch_state
+
+from drums.errors import ConfigError, ImageBuildError, ImageUnsuitable
+from drums_core.config import HostConfig, load_config
+from drums_core.daemon.routes import task_document
+from drums_core.host import open_host
+from drums_core.image import store as store_module
+from drums_core.image.recipe import Recipe, load_recipe
+from drums_core.image.rootfs import Progress
+from drums_core.image.software import Software, images_with, recipe_with
+from drums_core.image.store import ImageStore, inputs_digest
+
+with_image = requires("root", "criu")
+LINE = "deb [signed-by=/k.asc arch=amd64] https://vendor.example/code stable main"
+
+
+# --- the setting
+
+
+def test_as_it_stands_in_the_file(tmp_path: Path) -> None:
+    """Its applications are called like its packages, unless they are named."""
+    file = tmp_path / "drums.toml"
+    tables = [
+        f'[[software]]\nimage = "osworld"\nsource = "{LINE}"\npackages = ["code"]\n',
+        f'[[software]]\nimage = "minimal"\nsource = "{LINE}"\npackages = ["a-b"]\napplications = ["Ab"]\n',
+    ]
+    file.write_text("".join(tables))
+    found = load_config(file, environ={}).software
+    assert found == (Software("osworld", LINE, ("code",), ("code",)), Software("minimal", LINE, ("a-b",), ("Ab",)))
+    assert found[0].key == Path("/k.asc")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"image": "other"}, "it must be one of minimal, osworld"),
+        ({"source": "https://vendor.example stable main"}, "it must be 'deb [signed-by=KEYFILE] URL SUITE COMPONENT'"),
+        ({"source": LINE.replace("https", "ssh")}, "it must be 'deb"),
+        ({"source": LINE.replace(" main", "")}, "it must be 'deb"),
+        ({"source": f"{LINE}\ndeb [trusted=yes] http://b.example stable main"}, "it must be 'deb"),
+        ({"source": "deb http://a.example stable main"}, "it must be 'deb"),
+        ({"source": LINE.replace("arch=amd64", "trusted=yes")}, "the option 'trusted', it may have 'signed-by'"),
+        ({"source": LINE.replace("arch=amd64", "allow-insecure=yes")}, "the option 'allow-insecure'"),
+        ({"source": LINE.replace("arch=amd64", "signed-by=/other")}, "an option twice"),
+        ({"source": LINE.replace("signed-by=/k.asc", "")}, "lacks the option 'signed-by'"),
+        ({"source": LINE.replace("/k.asc", "0123456789ABCDEF")}, "lacks the option 'signed-by' with the whole path"),
+        ({"packages": []}, "packages is empty"),
+        ({"packages": "code"}, "packages has 'c'"),
+        ({"packages": ["-o"]}, "packages has '-o'"),
+        ({"applications": ["a b"]}, "applications has 'a b'"),
+        ({"more": 1}, "extra fields"),
+    ],
+)
+def test_what_is_no_setting(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+    """What would take unsigned packages is none, either."""
+    entry = {"image": "osworld", "source": LINE, "packages": ["code"], **changed}
+    file = tmp_path / "drums.toml"
+    file.write_text("[[software]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in entry.items()))
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, environ={})
+    assert said in str(caught.value) and "$.software" in str(caught.value)
+
+
+def test_which_images_suit() -> None:
+    """An image has what is added to it, and no other does."""
+    added = (Software("osworld", LINE, ("code",)),)
+    wanted = ("code", "gimp")
+    assert images_with(wanted, ()) == [] and images_with(wanted, added) == ["osworld"]
+    assert "code" in recipe_with("osworld", added).applications
+    assert recipe_with("minimal", added) == load_recipe("minimal")
+    document = attrs.evolve(make_task(), applications=wanted)
+    assert task_document(document, added)["images"] == ["osworld"] and task_document(document, ())["images"] == []
+
+
+def test_an_image_is_known_by_its_software(tmp_path: Path) -> None:
+    """Another line, package, application or key is another image; none is the recipe's own."""
+    key, other = tmp_path / "k.asc", tmp_path / "l.asc"
+    key.write_text("one")
+    other.write_text("one")
+    one = Software("osworld", LINE.replace("/k.asc", str(key)), ("code",))
+    seen = [
+        inputs_digest("osworld"),
+        inputs_digest("osworld", [one]),
+        inputs_digest("osworld", [attrs.evolve(one, packages=("code", "more"))]),
+        inputs_digest("osworld", [attrs.evolve(one, applications=("code", "more"))]),
+        inputs_digest("osworld", [attrs.evolve(one, source=one.source.replace("k.asc", "l.asc"))]),
+        inputs_digest("osworld", [one, one]),
+    ]
+    key.write_text("two")
+    assert len({*seen, inputs_digest("osworld", [one])}) == 7
+    store = ImageStore(tmp_path, (one,))
+    of_minimal = store_module.Image("minimal", "", 0.0, "", 0, inputs_digest("minimal"), tmp_path)
+    of_osworld = attrs.evolve(of_minimal, name="osworld", inputs=seen[0])
+    assert store.is_current(of_minimal) and not store.is_current(of_osworld)
+    key.unlink()
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        store.is_current(of_osworld)
+
+
+# --- sources that are refused
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AptSource]:
+    """A source that is as it should be."""
+    with apt_source(tmp_path_factory.mktemp("apt"), code_depends="tree") as found:
+        yield found
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Iterator[AptSource]:
+    """A source that a test may break."""
+    with apt_source(tmp_path) as found:
+        yield found
+
+
+def wrong_key(source: AptSource) -> Software:
+    other = source.key.with_name("other.asc")
+    make_key(source.home, other)
+    return Software("minimal", source.line(key=other), ("code",))
+
+
+def unsigned(source: AptSource) -> Software:
+    (source.release / "InRelease").unlink()
+    return Software("minimal", source.line(), ("code",))
+
+
+def changed_after_signing(source: AptSource) -> Software:
+    index = source.release / "main/binary-amd64/Packages"
+    index.write_text(index.read_text().replace("1.0", "1.1"))
+    return Software("minimal", source.line(), ("code",))
+
+
+def other_package(source: AptSource) -> Software:
+    (package,) = (source.top / "pool").glob("code_*")
+    package.write_bytes(package.read_bytes()[::-1])
+    return Software("minimal", source.line(), ("code",))
+
+
+def unreachable(source: AptSource) -> Software:
+    return Software("minimal", source.line("http://127.0.0.1:9/apt"), ("code",))
+
+
+def no_such_package(source: AptSource) -> Software:
+    return Software("minimal", source.line(), ("code", "no-such-thing"))
+
+
+@requires("root")
+@pytest.mark.parametrize("permissive", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "cause", "remedy"),
+    [
+        (wrong_key, "NO_PUBKEY", "put the key that signs this source"),
+        (unsigned, "is not signed", "put the key that signs this source"),
+        (changed_after_signing, "Hash Sum mismatch|unexpected size", "see whether the URL is right"),
+        (other_package, "Hash Sum mismatch|unexpected size", "see whether the URL is right"),
+        (unreachable, "127.0.0.1:9", "see whether the URL is right"),
+        (no_such_package, "Unable to locate package no-such-thing", "see what `packages` the source has"),
+    ],
+)
+def test_a_source_is_refused_before_anything_is_built(
+    broken: AptSource,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[[AptSource], Software],
+    cause: str,
+    remedy: str,
+    permissive: bool,
+) -> None:
+    """With source, cause and remedy, and nothing left; also where the host's own apt takes unsigned packages."""
+    if permissive:
+        lines = [
+            'Acquire::AllowInsecureRepositories "true";',
+            'Acquire::AllowDowngradeToInsecureRepositories "true";',
+            'APT::Get::AllowUnauthenticated "true";',
+        ]
+        (tmp_path / "apt.conf").write_text("\n".join(lines))
+        monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
+    monkeypatch.setattr(store_module, "build_rootfs", lambda *_, **__: pytest.fail("it is built all the same"))
+    software = fault(broken)
+    store = ImageStore(tmp_path / "images", (software,))
+    with pytest.raises(ImageBuildError) as caught:
+        store.build("minimal", mirror=None, progress=lambda text, part: None)
+    assert repr(software.source) in str(caught.value) and "image 'minimal'" in str(caught.value)
+    assert any(text in caught.value.facts["cause"] for text in cause.split("|")), caught.value.facts
+    assert caught.value.hint.startswith(remedy) and "take the source out of the setting `software`" in caught.value.hint
+    assert [*store.path.iterdir()] == []
+
+
+def test_a_key_that_is_not_there_is_said(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path / "images", (Software("minimal", LINE, ("code",)),))
+    with pytest.raises(ConfigError, match=r"the key of the source .*vendor.example.* cannot be read") as caught:
+        store.build("minimal", mirror=None, progress=lambda text, part: None)
+    assert "put the key there" in caught.value.hint and not store.path.exists()
+
+
+# --- an image with it
+
+
+@attrs.frozen
+class Built:
+    """An image with the stand-in, in a state folder of its own."""
+
+    config: HostConfig
+    root: Path
+    plain_inputs: str
+
+
+def copied_from(rootfs: Path) -> Callable[..., None]:
+    """In place of `build_rootfs`: the host's image `minimal` once more."""
+
+    def build(recipe: Recipe, target_dir: Path, *, mirror: str | None, progress: Progress) -> None:
+        copy(rootfs, target_dir)
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def built(source: AptSource) -> Iterator[Built]:
+    """From a source that is served over HTTP, and gone when the first desktop starts."""
+    with scratch_state() as config, pytest.MonkeyPatch.context() as patch:
+        images = config.state_dir / "images"
+        with served(source.top) as url:
+            config = attrs.evolve(config, software=(Software("minimal", source.line(url), ("code",)),))
+            store = ImageStore(images, config.software)
+            plain = store.load("minimal")
+            assert not store.is_current(plain)
+            patch.setattr(store_module, "build_rootfs", copied_from((plain.path / "rootfs").resolve()))
+            image = store.build("minimal", mirror=None, progress=lambda text, part: None)
+        assert store.is_current(image) and image.digest != plain.digest
+        yield Built(config, image.path / "rootfs", plain.inputs)
+
+
+@with_image
+def test_what_is_in_the_image(built: Built) -> None:
+    """The package, what it depends on, and the files that drums has for it; of the source nothing."""
+    root = built.root
+    query = ["dpkg-query", f"--admindir={root}/var/lib/dpkg", "--show", "--showformat=${db:Status-Status} ${Version}"]
+    found = {x: subprocess.check_output([*query, x], text=True).split() for x in ("code", "tree", "bash")}
+    assert found["code"] == ["installed", "1.0"] and found["tree"][0] == "installed"
+    assert found["bash"][1] != "99.0" and not (root / "usr/share/planted").exists()
+    settings = root / "home/user/.config/Code/User/settings.json"
+    document = json.loads(settings.read_text())
+    assert document["update.mode"] == "none" and document["telemetry.telemetryLevel"] == "off"
+    assert document["security.workspace.trust.enabled"] is False and document["workbench.startupEditor"] == "none"
+    for path in (settings, *list(settings.parents)[:4]):
+        assert (path.stat().st_uid, path.stat().st_gid) == (1000, 1000), path
+    assert "\nExec=/usr/local/bin/code %F\n" in (root / "usr/share/applications/code.desktop").read_text()
+    assert not (root / "usr/share/code/chrome-sandbox").stat().st_mode & stat.S_ISUID
+    assert [*(root / "etc/apt/sources.list.d").iterdir()] == []
+    assert not (root / "etc/apt/trusted.gpg.d/vendor.gpg").exists()
+    assert "deb" not in (root / "etc/apt/sources.list").read_text().replace("drums", "")
+    assert [*(root / "dev").iterdir()] == [] and not (root / "opt/drums/build").exists()
+    left = subprocess.run(["grep", "-rlF", "127.0.0.1:", str(root / "etc"), str(root / "var")], capture_output=True)
+    assert left.stdout == b""
+    assert sorted(path.name for path in root.parent.iterdir()) == ["image.json", "rootfs"]
+
+
+@with_image
+def test_its_desktop_and_its_tasks(built: Built) -> None:
+    """A task that needs `code` begins in a desktop with it, and in no other; what is started there has no sandbox."""
+    task = attrs.evolve(make_task(), applications=("code",))
+    plain = attrs.evolve(built.config, software=())
+
+    async def main() -> str:
+        async with open_host(plain) as host:
+            with pytest.raises(ImageUnsuitable, match="needs code, which image 'minimal' lacks") as lacks:
+                await host.create(task)
+            assert "the setting `software`" in lacks.value.hint
+            # And an image that was built for another setting is not used.
+            with pytest.raises(ImageUnsuitable, match="or for another setting `software`"):
+                await host.create()
+        async with open_host(built.config) as host, await host.create(task) as slot:
+            await slot.wait_valid()
+            await run(slot, "code --list-extensions")
+            return await run(slot, "cat ~/code-arguments; command -v code")
+
+    lines = trio.run(main).split()
+    assert lines[0] == "--no-sandbox" and lines[-2:] == ["--list-extensions", "/usr/local/bin/code"]
