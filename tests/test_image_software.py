@@ -7,6 +7,8 @@ are the repository, its signature and its server.
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
@@ -17,14 +19,18 @@ import attrs
 import pytest
 import trio
 from apt_source import AptSource, apt_source, make_key, served
+from click.testing import CliRunner
 from desktops import make_task, run
 from requires import requires
 from scratch import copy, scratch_state
 
+from drums.cli import cli
 from drums.errors import ConfigError, ImageBuildError, ImageUnsuitable
+from drums_core.commands import image as image_command
 from drums_core.config import HostConfig, load_config
 from drums_core.daemon.routes import task_document
 from drums_core.host import open_host
+from drums_core.image import extension
 from drums_core.image import store as store_module
 from drums_core.image.recipe import Recipe, load_recipe
 from drums_core.image.rootfs import Progress
@@ -146,6 +152,10 @@ def unsigned(source: AptSource) -> Software:
     return Software("minimal", source.line(), ("code",))
 
 
+def unsigned_where_that_is_allowed(source: AptSource) -> Software:
+    return unsigned(source)
+
+
 def changed_after_signing(source: AptSource) -> Software:
     index = source.release / "main/binary-amd64/Packages"
     index.write_text(index.read_text().replace("1.0", "1.1"))
@@ -167,12 +177,12 @@ def no_such_package(source: AptSource) -> Software:
 
 
 @requires("root")
-@pytest.mark.parametrize("permissive", [False, True])
 @pytest.mark.parametrize(
     ("fault", "cause", "remedy"),
     [
         (wrong_key, "NO_PUBKEY", "put the key that signs this source"),
         (unsigned, "is not signed", "put the key that signs this source"),
+        (unsigned_where_that_is_allowed, "is not signed", "put the key that signs this source"),
         (changed_after_signing, "Hash Sum mismatch|unexpected size", "see whether the URL is right"),
         (other_package, "Hash Sum mismatch|unexpected size", "see whether the URL is right"),
         (unreachable, "127.0.0.1:9", "see whether the URL is right"),
@@ -186,16 +196,12 @@ def test_a_source_is_refused_before_anything_is_built(
     fault: Callable[[AptSource], Software],
     cause: str,
     remedy: str,
-    permissive: bool,
 ) -> None:
     """With source, cause and remedy, and nothing left; also where the host's own apt takes unsigned packages."""
-    if permissive:
-        lines = [
-            'Acquire::AllowInsecureRepositories "true";',
-            'Acquire::AllowDowngradeToInsecureRepositories "true";',
-            'APT::Get::AllowUnauthenticated "true";',
-        ]
-        (tmp_path / "apt.conf").write_text("\n".join(lines))
+    if fault is unsigned_where_that_is_allowed:
+        kinds = ("InsecureRepositories", "WeakRepositories", "DowngradeToInsecureRepositories")
+        lines = [f'Acquire::Allow{kind} "true";\n' for kind in kinds]
+        (tmp_path / "apt.conf").write_text("".join([*lines, 'APT::Get::AllowUnauthenticated "true";\n']))
         monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
     monkeypatch.setattr(store_module, "build_rootfs", lambda *_, **__: pytest.fail("it is built all the same"))
     software = fault(broken)
@@ -213,6 +219,26 @@ def test_a_key_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"the key of the source .*vendor.example.* cannot be read") as caught:
         store.build("minimal", mirror=None, progress=lambda text, part: None)
     assert "put the key there" in caught.value.hint and not store.path.exists()
+
+
+@requires("root")
+def test_what_it_needs_and_nobody_has(broken: AptSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dependency that is neither Debian's nor named is told, and no half image stays."""
+    broken.add("needy", "1.0", "no-such-library")
+    broken.sign()
+    real = load_config().state_dir / "images/minimal/rootfs"
+
+    def build(recipe: Recipe, target_dir: Path, *, mirror: str | None, progress: Progress) -> None:
+        for name in ("etc/apt", "var/lib/dpkg"):
+            (target_dir / name).parent.mkdir(parents=True)
+            shutil.copytree(real / name, target_dir / name, ignore=shutil.ignore_patterns("info"), symlinks=True)
+
+    monkeypatch.setattr(store_module, "build_rootfs", build)
+    store = ImageStore(tmp_path / "images", (Software("minimal", broken.line(), ("needy",)),))
+    with pytest.raises(ImageBuildError, match="needy : Depends: no-such-library") as caught:
+        store.build("minimal", mirror=None, progress=lambda text, part: None)
+    assert "what they need must be there, too, or in Debian" in caught.value.hint
+    assert [*store.path.iterdir()] == []
 
 
 # --- an image with it
@@ -272,9 +298,41 @@ def test_what_is_in_the_image(built: Built) -> None:
     assert not (root / "etc/apt/trusted.gpg.d/vendor.gpg").exists()
     assert "deb" not in (root / "etc/apt/sources.list").read_text().replace("drums", "")
     assert [*(root / "dev").iterdir()] == [] and not (root / "opt/drums/build").exists()
-    left = subprocess.run(["grep", "-rlF", "127.0.0.1:", str(root / "etc"), str(root / "var")], capture_output=True)
-    assert left.stdout == b""
-    assert sorted(path.name for path in root.parent.iterdir()) == ["image.json", "rootfs"]
+    (software,) = built.config.software
+    url = re.findall(r"http://\S+", software.source)[0]
+    left = subprocess.run(["grep", "-rlF", url, *(str(root / x) for x in ("etc", "usr", "var"))], capture_output=True)
+    assert (left.returncode, left.stdout) == (1, b"")
+    assert not (root.parent / "fetched").exists()
+
+
+@with_image
+def test_an_application_that_no_package_brings(built: Built) -> None:
+    """It is looked for, as what a recipe promises is."""
+    software = attrs.evolve(built.config.software[0], applications=("absent",))
+    with pytest.raises(ImageBuildError, match="absent: no such program") as caught, extension._told(software):
+        extension._configure("absent", "minimal", built.root, lambda text, part: None)
+    assert caught.value.hint.startswith("name in `applications` the executables")
+
+
+@with_image
+def test_ensure_takes_the_configuration_that_it_is_given(built: Built, tmp_path: Path, monkeypatch: Any) -> None:
+    """It finds the image current with it, and would build it anew without."""
+    (software,) = built.config.software
+    file = tmp_path / "drums.toml"
+    file.write_text(f"[[software]]\nimage = 'minimal'\nsource = '{software.source}'\npackages = ['code']\n")
+    monkeypatch.setenv("DRUMS_STATE_DIR", str(built.config.state_dir))
+    building: list[object] = []
+    monkeypatch.setattr(image_command, "_build", lambda *arguments: building.append(arguments))
+    monkeypatch.setattr(image_command, "_make_golden", golden_stand_in)
+    command = ["image", "ensure", "minimal", "--json"]
+    done = CliRunner().invoke(cli, [*command, "--config", str(file)])
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert json.loads(done.stdout)["name"] == "minimal" and building == []
+    assert CliRunner().invoke(cli, command).exit_code == 0 and len(building) == 1
+
+
+async def golden_stand_in(*_: object) -> None:
+    """No desktop for it."""
 
 
 @with_image
