@@ -215,10 +215,13 @@ def test_a_source_is_refused_before_anything_is_built(
 
 
 def test_a_key_that_is_not_there_is_said(tmp_path: Path) -> None:
-    store = ImageStore(tmp_path / "images", (Software("minimal", LINE, ("code",)),))
-    with pytest.raises(ConfigError, match=r"the key of the source .*vendor.example.* cannot be read") as caught:
+    """Without what the URL has of credentials."""
+    line = LINE.replace("//vendor", "//user:secret@vendor")
+    store = ImageStore(tmp_path / "images", (Software("minimal", line, ("code",)),))
+    with pytest.raises(ConfigError, match=r"the key of the source .*//vendor.example.* cannot be read") as caught:
         store.build("minimal", mirror=None, progress=lambda text, part: None)
     assert "put the key there" in caught.value.hint and not store.path.exists()
+    assert "secret" not in f"{caught.value} {caught.value.facts}"
 
 
 @requires("root")
@@ -239,6 +242,24 @@ def test_what_it_needs_and_nobody_has(broken: AptSource, tmp_path: Path, monkeyp
         store.build("minimal", mirror=None, progress=lambda text, part: None)
     assert "what they need must be there, too, or in Debian" in caught.value.hint
     assert [*store.path.iterdir()] == []
+
+
+def test_a_script_of_the_package_that_fails() -> None:
+    """What it said last is the cause; the log is dpkg's own."""
+    log = [
+        "Setting up code (1.0) ...",
+        "it breaks here",
+        "dpkg: error processing package code (--configure):",
+        " installed code package post-installation script subprocess returned error exit status 3",
+        "Errors were encountered while processing:",
+        " code",
+        "E: Sub-process /usr/bin/dpkg returned an error code (1)",
+    ]
+    software = Software("minimal", LINE, ("code",))
+    with pytest.raises(ImageBuildError) as caught, extension._told(software):
+        raise ImageBuildError("'unshare' ended with 100", log="\n".join(log))
+    assert caught.value.facts["cause"] == "; ".join(line.strip() for line in log[1:4])
+    assert caught.value.hint.startswith("name a version of the package that installs")
 
 
 # --- an image with it

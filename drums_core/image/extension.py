@@ -94,7 +94,8 @@ def install(software: Sequence[Software], fetched: Path, root: Path, debian: Seq
         for path in (*own, *apt.archives.glob("*.deb")):
             shutil.copyfile(path, work / path.name)
         packages = [f"/{BUILD_DIR}/{path.name}" for path in sorted(work.iterdir())]
-        command = ["apt-get", "-q", "-y", "-o", "APT::Sandbox::User=root", "install", "--no-install-recommends"]
+        command = ["apt-get", "-q", "-y", "-o", "APT::Sandbox::User=root"]
+        command += ["-o", "Dpkg::Use-Pty=0", "install", "--no-install-recommends"]
         space = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--net"]
         _run([*space, "/bin/sh", "-ec", _INSIDE, str(root), *command, *packages], f"installing {names}", progress)
         shutil.rmtree(work)
@@ -132,22 +133,30 @@ def _run(command: Sequence[str], message: str, progress: Progress) -> None:
 @contextmanager
 def _told(*software: Software) -> Iterator[None]:
     """Names source, cause and remedy of what fails."""
-    sources = " and ".join(repr(rootfs._without_credentials(one.source)) for one in software)
+    sources = " and ".join(repr(one.shown) for one in software)
     try:
         yield
     except ImageBuildError as error:
         log = str(error.facts.get("log", ""))
-        lines = log.splitlines()
-        said = [line.strip() for line in lines if line.startswith(("E: ", "W: ")) or " Depends: " in line] or lines
-        cause = "; ".join(said[-3:])
+        cause = _cause(log.splitlines())
         raise ImageBuildError(
             f"the software source {sources} for image {software[0].image!r} cannot be used: {cause}",
             hint=_remedy(cause, software),
             image=software[0].image,
-            sources=[rootfs._without_credentials(one.source) for one in software],
+            sources=[one.shown for one in software],
             cause=cause,
             log=log,
         ) from error
+
+
+def _cause(log: Sequence[str]) -> str:
+    """The lines of apt's log that say why it failed."""
+    failed = next((i for i, line in enumerate(log) if line.startswith("dpkg: error")), None)
+    if failed is not None:  # with the script's own last words before it, and how it ended after it
+        said = log[max(failed - 1, 0) : failed + 2]
+    else:
+        said = [line for line in log if line.startswith(("E: ", "W: ")) or " Depends: " in line] or log
+    return "; ".join(line.strip() for line in said[-3:])
 
 
 def _remedy(cause: str, software: Sequence[Software]) -> str:
@@ -156,6 +165,8 @@ def _remedy(cause: str, software: Sequence[Software]) -> str:
         what = f"put the key that signs this source, as its vendor publishes it, into {keys}"
     elif re.search(r"Unable to locate package|no installation candidate| Depends: ", cause):
         what = "see what `packages` the source has; what they need must be there, too, or in Debian"
+    elif "dpkg: error" in cause:
+        what = "name a version of the package that installs in this image"
     elif "no such program" in cause:
         what = "name in `applications` the executables that the packages bring"
     else:

@@ -72,6 +72,11 @@ class Software:
         assert found is not None
         return Path(found[1])
 
+    @property
+    def shown(self) -> str:
+        """The source without the credentials that its URL may have."""
+        return re.sub(r"(?<=://)[^/@\s]+@", "", self.source)
+
     def identity(self) -> bytes:
         """What an image that holds it depends on: the setting, and the key's content.
 
@@ -82,11 +87,11 @@ class Software:
             key = self.key.read_bytes()
         except OSError as error:
             raise ConfigError(
-                f"the key of the source {self.source!r} cannot be read: {error.strerror}",
+                f"the key of the source {self.shown!r} cannot be read: {error.strerror}",
                 hint="put the key there, as its vendor publishes it (.asc or .gpg); or take the source out of the "
                 "setting `software`",
                 path="$.software",
-                source=self.source,
+                source=self.shown,
             ) from error
         words = (self.image, self.source, *self.packages, "", *self.applications, hashlib.sha256(key).hexdigest())
         return "\0".join(words).encode() + b"\0"
