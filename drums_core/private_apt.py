@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from itertools import dropwhile
 from pathlib import Path
 
 from drums.errors import PrerequisiteError
@@ -160,6 +161,7 @@ def _run(command: list[str], env: dict[str, str], timeout_s: float, sources: str
             hint="drums runs on Debian; where only CRIU is to be had, DRUMS_CRIU may name one that works here",
             missing="apt-get",
         )
+    shown = " ".join(dropwhile(lambda word: word == "env" or "=" in word, command))
     try:
         done = subprocess.run(
             command,
@@ -172,12 +174,12 @@ def _run(command: list[str], env: dict[str, str], timeout_s: float, sources: str
         )
     except subprocess.TimeoutExpired as error:
         raise PrerequisiteError(
-            f"{' '.join(command)!r} gave no end within {timeout_s:.0f} s", hint="see whether the Debian mirror answers"
+            f"{shown!r} gave no end within {timeout_s:.0f} s", hint="see whether the Debian mirror answers"
         ) from error
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith(("E:", "W:"))] or done.stderr.splitlines()
         raise PrerequisiteError(
-            f"{' '.join(command)!r} from {sources!r} failed with exit code {done.returncode}: " + "; ".join(lines[-3:]),
+            f"{shown!r} from {sources!r} failed with exit code {done.returncode}: " + "; ".join(lines[-3:]),
             hint="see whether the Debian mirror answers",
         )
     return done.stdout
