@@ -15,6 +15,7 @@ from cattrs.v import format_exception
 
 from drums.errors import ConfigError
 from drums_core.guest_client import PORT as GUEST_PORT
+from drums_core.image.software import Software
 from drums_core.model import Limits
 
 DEFAULT_TTL_S: float | None = 3600.0
@@ -71,6 +72,7 @@ class HostConfig:
             put TLS in front of it.
         max_connections: how many clients may be connected to the daemon at once.
         ports: ports of a desktop that clients may reach through the daemon.
+        software: packages of apt sources besides Debian's that images get as they are built.
     """
 
     state_dir: Path = DEFAULT_STATE_DIR
@@ -99,6 +101,7 @@ class HostConfig:
     allow_remote: bool = False
     max_connections: int = attrs.field(default=256, validator=attrs.validators.ge(1))
     ports: tuple[int, ...] = attrs.field(default=(9222, 8080), validator=_reachable)
+    software: tuple[Software, ...] = ()
 
     def file_folders(self) -> list[Path]:
         """The folders with the files that tasks name by URL, as they are looked through.

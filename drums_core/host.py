@@ -32,7 +32,8 @@ from drums_core.end_states import remove as remove_end_state
 from drums_core.episode import Episode
 from drums_core.events import EventBus, HostEvent
 from drums_core.golden import ensure_golden
-from drums_core.image.recipe import known_recipes, load_recipe, recipes_with
+from drums_core.image.recipe import known_recipes
+from drums_core.image.software import images_with, recipe_with
 from drums_core.image.store import Image, ImageStore
 from drums_core.journal import Journal
 from drums_core.model import (
@@ -58,6 +59,10 @@ from drums_core.verifying import Failure, checker_for
 _log = structlog.get_logger("drums.host")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CHANGED = "its files differ from those that the daemon began with: restart it to use them"
+_NO_IMAGE = (
+    "none that ships with drums; the setting `software` of the host adds a vendor's package to one "
+    "(docs/install.md#software-that-debian-does-not-have)"
+)
 _ADDED = "installed since the daemon began: restart it to use it"
 UNSET: Any = object()  # a ttl that was not given: the host's default
 
@@ -139,12 +144,12 @@ class Host:
             ImageUnsuitable: it lacks an application (`.missing`), or the task is about the live web.
         """
         if image in known_recipes():  # one that an operator made is known to have what he put in it
-            missing = sorted({*task.applications} - {*load_recipe(image).applications})
+            missing = sorted({*task.applications} - {*recipe_with(image, self.config.software).applications})
             if missing:
-                suitable = recipes_with(task.applications)
+                suitable = images_with(task.applications, self.config.software)
                 raise ImageUnsuitable(
                     f"task {task.id!r} needs {', '.join(missing)}, which image {image!r} lacks",
-                    hint=f"images that have it: {', '.join(suitable) or 'none that ships with drums'}",
+                    hint=f"images that have it: {', '.join(suitable) or _NO_IMAGE}",
                     image=image,
                     task=task.id,
                     missing=missing,
@@ -288,9 +293,10 @@ class Host:
     async def golden(self, image: str) -> Checkpoint:
         """An image's golden checkpoint, made if need be."""
         built = await trio.to_thread.run_sync(self.images.load, image)
-        if not built.is_current:
+        if not await trio.to_thread.run_sync(self.images.is_current, built):
             raise ImageUnsuitable(
-                f"image {image!r} was built by another version of drums ({built.drums})",
+                f"image {image!r} was built by another version of drums ({built.drums}), or for another setting "
+                "`software`",
                 hint=f"build it anew: drums image build {image}",
                 image=image,
             )

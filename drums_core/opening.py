@@ -84,7 +84,7 @@ async def open_host(
         slots: dict[str, Slot] = {}
         copies: dict[str, Copy] = {}
         services = await _open_services(stack, config, found, interposer, slots, copies)
-        images = ImageStore(config.state_dir / "images")
+        images = ImageStore(config.state_dir / "images", config.software)
         checkers = {name: (factory(config), owner) for name, (factory, owner) in found.registry.checkers.items()}
         catalogues = [factory(config) for factory, _ in found.registry.catalogues.values()]
         journal = await trio.to_thread.run_sync(open_journal, config.state_dir, services.instance)

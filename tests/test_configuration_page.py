@@ -13,11 +13,13 @@ import pytest
 
 from drums_core import config, copies
 from drums_core.config import HostConfig, load_config
+from drums_core.image.software import Software
 from drums_core.model import Limits
 from drums_verifiers.worker import LIMITS
 
 PAGE = (Path(__file__).parents[1] / "docs/configuration.md").read_text(encoding="utf-8")
 KEYS = {f.name for f in attrs.fields(HostConfig)} | {f"limits.{f.name}" for f in attrs.fields(Limits)}
+SOFTWARE = {f"software.{f.name}" for f in attrs.fields(Software)}
 
 
 def rows(page: str) -> dict[str, list[str]]:
@@ -39,7 +41,7 @@ def value_of(key: str) -> Any:
 def faults(page: str) -> Iterator[str]:
     """Keys that are missing or are none, and those with another default."""
     table = rows(page)
-    yield from (f"{key} is missing or no key" for key in sorted(KEYS ^ set(table)))
+    yield from (f"{key} is missing or no key" for key in sorted((KEYS | SOFTWARE) ^ set(table)))
     for key in sorted(KEYS & set(table)):
         told, default = table[key][0].strip("`"), value_of(key)
         if default is None or key == "limits":
@@ -63,6 +65,7 @@ def test_every_key_with_its_default() -> None:
         ("| `osworld` | none", "| `osworld` | `0`", "osworld: 0, it is None"),
         ("| `image` |", "| `picture` |", "image is missing or no key"),
         ("| `limits.pids` |", "| `limits.processes` |", "limits.pids is missing or no key"),
+        ("| `software.source` |", "| `software.url` |", "software.source is missing or no key"),
     ],
 )
 def test_what_is_wrong_is_seen(old: str, new: str, fault: str) -> None:
@@ -83,6 +86,17 @@ def test_the_defaults_are_taken_as_a_file(tmp_path: Path) -> None:
     file = tmp_path / "drums.toml"
     file.write_text("".join(f"{key} = {text}\n" for key, text in pairs))
     assert load_config(file, environ={}) == HostConfig()
+
+
+@pytest.mark.parametrize("page", ["configuration", "install"])
+def test_the_software_that_is_shown(page: str, tmp_path: Path) -> None:
+    """The examples are settings."""
+    text = (Path(__file__).parents[1] / f"docs/{page}.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```toml\n(\[\[software\]\]\n.*?)```", text, re.DOTALL)
+    file = tmp_path / "drums.toml"
+    file.write_text(example)
+    (found,) = load_config(file, environ={}).software
+    assert (found.image, found.packages, found.applications) == ("osworld", ("code",), ("code",))
 
 
 def test_what_a_copy_takes() -> None:

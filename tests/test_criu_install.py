@@ -16,7 +16,7 @@ import pytest
 from drums.errors import PrerequisiteError
 from drums_core.config import DEFAULT_STATE_DIR
 from drums_core.criu_provider import Criu, find_criu, install_criu, prefix, probe_criu
-from drums_core.criu_provider.private_apt import debian_mirror
+from drums_core.private_apt import debian_mirror
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 and "root" not in os.environ.get("DRUMS_REQUIRE", ""), reason="CRIU needs root"

@@ -16,6 +16,7 @@ from drums_core import hookspecs
 from drums_core.abc import Step
 from drums_core.config import HostConfig
 from drums_core.image.recipe import load_recipe
+from drums_core.image.software import Software, recipe_with
 from drums_core.model import SetupStep, Task
 from drums_core.plugins import build_manager
 from drums_core.setup import parse_steps
@@ -64,12 +65,14 @@ def test_every_step_of_every_task_is_known(checkout: Path) -> None:
 
 
 def test_what_each_image_is_enough_for(checkout: Path) -> None:
-    """`osworld` for all but those about an editor that no distribution has; live web apart."""
+    """`osworld` for all but those about an editor that only its vendor has, or with that one; live web apart."""
     tasks = OSWorldCatalogue(HostConfig(osworld=checkout)).tasks()
+    vendors = Software("osworld", "deb [signed-by=/k.asc] https://vendor.example stable main", ("code",))
     held = {name: {*load_recipe(name).applications} for name in ("minimal", "osworld")}
+    held["with code"] = {*recipe_with("osworld", [vendors]).applications}
     lacking = {name: [x for x in tasks if not {*x.applications} <= held[name]] for name in held}
     assert {application for x in lacking["osworld"] for application in x.applications} - held["osworld"] == {"code"}
-    assert len(lacking["osworld"]) == 35 and len(lacking["minimal"]) == 348
+    assert len(lacking["osworld"]) == 35 and len(lacking["minimal"]) == 348 and lacking["with code"] == []
     assert sum(x.needs_web for x in tasks) == 55
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import attrs
 import click
@@ -11,15 +12,23 @@ import trio
 
 from drums.errors import ImageNotFound, PrerequisiteError
 from drums_core.commands.output import print_json, print_table, progress_bar
-from drums_core.config import load_config
+from drums_core.config import HostConfig, load_config
 from drums_core.image.recipe import known_recipes
 from drums_core.image.store import Image, ImageStore
 from drums_core.logs import configure_logging
 from drums_core.opening import open_host
 
+_config_option = click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path, exists=True),
+    help="Configuration in TOML, where drums serve has one of its own.",
+)
 
-def _store() -> ImageStore:
-    return ImageStore(load_config().state_dir / "images")
+
+def _store(config: HostConfig | None = None) -> ImageStore:
+    config = config or load_config()
+    return ImageStore(config.state_dir / "images", config.software)
 
 
 def _require_root() -> None:
@@ -27,8 +36,8 @@ def _require_root() -> None:
         raise PrerequisiteError(f"images need root, this is uid {os.geteuid()}", hint="run it with sudo")
 
 
-async def _make_golden(name: str) -> str:
-    async with open_host() as host:
+async def _make_golden(name: str, config: HostConfig) -> str:
+    async with open_host(config) as host:
         return (await host.golden(name)).id
 
 
@@ -47,19 +56,21 @@ def image() -> None:
     """
 
 
-def _build(name: str, mirror: str | None) -> None:
+def _build(name: str, mirror: str | None, config: HostConfig) -> None:
     with progress_bar(f"image {name}") as progress:
-        _store().build(name, mirror=mirror, progress=progress)
+        _store(config).build(name, mirror=mirror, progress=progress)
 
 
 @image.command()
 @click.argument("name")
 @click.option("--mirror", help="Debian mirror to install from; the host's own otherwise.")
+@_config_option
 @click.option("--json", "as_json", is_flag=True, help="Print the image as JSON.")
-def build(name: str, mirror: str | None, as_json: bool) -> None:
+def build(name: str, mirror: str | None, config_file: Path | None, as_json: bool) -> None:
     """Build the image NAME, boot it once, and dump its golden checkpoint.
 
-    Replaces an older build of the same name. An interrupted build leaves nothing.
+    Replaces an older build of the same name. An interrupted build leaves nothing. What the setting `software` adds
+    to the image (packages of another apt source, such as VS Code: docs/install.md) is fetched first.
 
     \b
     sudo drums image build osworld
@@ -68,10 +79,11 @@ def build(name: str, mirror: str | None, as_json: bool) -> None:
     _require_root()
     configure_logging()
     began = time.monotonic()
-    _build(name, mirror)
+    config = load_config(config_file)
+    _build(name, mirror, config)
     click.echo("booting it and dumping its golden checkpoint", err=True)
-    trio.run(_make_golden, name)
-    built = _store().load(name)
+    trio.run(_make_golden, name, config)
+    built = _store(config).load(name)
     if as_json:
         print_json(_describe(built))
     else:
@@ -81,8 +93,9 @@ def build(name: str, mirror: str | None, as_json: bool) -> None:
 @image.command()
 @click.argument("name")
 @click.option("--mirror", help="Debian mirror to install from; the host's own otherwise.")
+@_config_option
 @click.option("--json", "as_json", is_flag=True, help="Print the image as JSON.")
-def ensure(name: str, mirror: str | None, as_json: bool) -> None:
+def ensure(name: str, mirror: str | None, config_file: Path | None, as_json: bool) -> None:
     """Build the image NAME and make its golden checkpoint, unless they are there and current.
 
     \b
@@ -91,17 +104,19 @@ def ensure(name: str, mirror: str | None, as_json: bool) -> None:
     """
     _require_root()
     configure_logging()
+    config = load_config(config_file)
+    store = _store(config)
     try:
-        there = _store().load(name).is_current
+        there = store.is_current(store.load(name))
     except ImageNotFound:
         there = False
     if not there:
-        _build(name, mirror)
-    if _store().load(name).golden_id() is None:
+        _build(name, mirror, config)
+    if store.load(name).golden_id() is None:
         click.echo("booting the image and dumping its golden checkpoint", err=True)
-        trio.run(_make_golden, name)
+        trio.run(_make_golden, name, config)
     if as_json:
-        print_json(_describe(_store().load(name)))
+        print_json(_describe(store.load(name)))
 
 
 @image.command("ls")

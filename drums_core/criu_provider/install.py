@@ -17,8 +17,8 @@ import attrs
 from drums.errors import PrerequisiteError
 from drums_core.criu_provider import prefix as layout
 from drums_core.criu_provider.model import RECORD, Criu, Record, Source, read_record, sha256_of, sync_folder
-from drums_core.criu_provider.private_apt import PrivateApt, debian_mirror
 from drums_core.criu_provider.probe import probe_criu
+from drums_core.private_apt import PrivateApt, debian_mirror, signed
 
 OVERRIDE: Final = "DRUMS_CRIU"
 # In the order in which they are tried; None stands for what is installed.
@@ -197,7 +197,7 @@ def _try(source: Source, workshop: Path, progress: Callable[[str], None]) -> Rec
     else:
         progress(f"{source}: fetching CRIU from Debian {suite}")
         (workshop / "apt").mkdir()
-        packages = PrivateApt(workshop / "apt", suite, debian_mirror()).download(_PACKAGES)
+        packages = PrivateApt(workshop / "apt", [signed(f"deb {debian_mirror()} {suite} main")]).download(_PACKAGES)
         binary = layout.unpack(packages, prefix)
     launcher = prefix / layout.LAUNCHER
     version = layout.version_of(launcher)

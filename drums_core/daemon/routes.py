@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import attrs
@@ -17,7 +18,7 @@ from drums_core.daemon.metrics import MEDIA_TYPE as METRICS_TYPE
 from drums_core.daemon.operations import Call, Operation
 from drums_core.daemon.ports import pass_on, port_of
 from drums_core.daemon.problems import of_file
-from drums_core.image.recipe import recipes_with
+from drums_core.image.software import Software, images_with
 from drums_core.journal import read_episode, read_episodes
 from drums_core.model import Json, Task
 from drums_core.slot import Slot
@@ -39,13 +40,13 @@ def slot_document(slot: Slot) -> dict[str, Json]:
     return document
 
 
-def task_document(task: Task) -> dict[str, Json]:
-    """A task as JSON."""
+def task_document(task: Task, software: Sequence[Software]) -> dict[str, Json]:
+    """A task as JSON, with the images that suit it where this software is added to them."""
     document = attrs.asdict(task)
     document["config"] = [{"type": s.type, "parameters": dict(s.parameters)} for s in task.config]
     document["evaluator"] = dict(task.evaluator)
     document["applications"] = list(task.applications)
-    document["images"] = [] if task.needs_web else recipes_with(task.applications)
+    document["images"] = [] if task.needs_web else images_with(task.applications, software)
     return document
 
 
@@ -80,14 +81,14 @@ async def _health(call: Call) -> dict[str, Json]:
 
 async def _tasks(call: Call) -> dict[str, Json]:
     def read() -> dict[str, Json]:
-        tasks = [task_document(task) for task in call.host.tasks()]
+        tasks = [task_document(task, call.host.config.software) for task in call.host.tasks()]
         return {"tasks": tasks, "broken": call.host.broken_tasks()}
 
     return await trio.to_thread.run_sync(read)
 
 
 async def _task(call: Call) -> dict[str, Json]:
-    return task_document(call.host.task(call.parameters["task"]))
+    return task_document(call.host.task(call.parameters["task"]), call.host.config.software)
 
 
 async def _plugins(call: Call) -> dict[str, Json]:
@@ -113,7 +114,7 @@ async def _images(call: Call) -> dict[str, Json]:
                 "built_at": image.built_at,
                 "drums": image.drums,
                 "size_bytes": image.size_bytes,
-                "current": image.is_current,
+                "current": call.host.images.is_current(image),
                 "golden": image.golden_id(),
             }
             for image in images

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Iterable
 from importlib import resources
 
 import attrs
@@ -45,12 +44,6 @@ def known_recipes() -> tuple[str, ...]:
     """The names of the recipes that ship with drums, sorted."""
     folder = resources.files("drums_core.image") / "recipes"
     return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
-
-
-def recipes_with(applications: Iterable[str]) -> list[str]:
-    """The names of the recipes whose images have all these executables, sorted."""
-    wanted = {*applications}
-    return [name for name in known_recipes() if wanted <= {*load_recipe(name).applications}]
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -18,8 +18,10 @@ import cattrs
 import drums
 from drums.errors import ImageNotFound, ImageUnsuitable
 from drums_core.durable import sync_directory, take_lock, write_json
+from drums_core.image import extension
 from drums_core.image.recipe import known_recipes, load_recipe
-from drums_core.image.rootfs import build_rootfs, digest_rootfs
+from drums_core.image.rootfs import build_rootfs, debian_sources, digest_rootfs
+from drums_core.image.software import Software
 from drums_core.sys.overlay import Layer
 from drums_core.sys.removal import remove_tree
 
@@ -41,11 +43,6 @@ class Image:
     path: Path
 
     @property
-    def is_current(self) -> bool:
-        """Whether it was built from this drums' recipe and guest server."""
-        return self.inputs == inputs_digest(self.name)
-
-    @property
     def layer(self) -> Layer:
         """Its root file system as an overlay's lowest layer."""
         return Layer(self.path / ROOTFS, shifted=False)
@@ -63,10 +60,17 @@ class Image:
         write_json(self.path / GOLDEN, {"checkpoint": checkpoint})
 
 
-def inputs_digest(name: str) -> str:
+def inputs_digest(name: str, software: Sequence[Software] = ()) -> str:
     """A hash of what an image is built from besides Debian: recipe, overlaid files, guest server, and the builder.
 
     An image with other inputs speaks another guest protocol, or lacks something: it is built anew.
+
+    Args:
+        name: the image's.
+        software: what is added to it on this host.
+
+    Raises:
+        ConfigError: a key of the software cannot be read.
     """
     top = resources.files("drums_core")
     hasher = hashlib.sha256()
@@ -75,6 +79,12 @@ def inputs_digest(name: str) -> str:
             # Another recipe's files are no input of this one.
             if relative.startswith("image/recipes/") and not relative.startswith(f"image/recipes/{name}"):
                 continue
+            hasher.update(f"{relative}\0{len(content)}\0".encode() + content)
+    # Of the extension's parts an image without software has nothing.
+    for one in software:
+        hasher.update(one.identity())
+    for part in ("image/applications", "image/extension.py") if software else ():
+        for relative, content in sorted(_contents(top / part, part)):
             hasher.update(f"{relative}\0{len(content)}\0".encode() + content)
     return hasher.hexdigest()
 
@@ -89,9 +99,15 @@ def _contents(entry: Traversable, relative: str) -> Iterator[tuple[str, bytes]]:
 
 @attrs.frozen
 class ImageStore:
-    """The images below a folder. Methods block."""
+    """The images below a folder. Methods block.
+
+    Args:
+        path: the folder.
+        software: what this host adds to images.
+    """
 
     path: Path
+    software: tuple[Software, ...] = ()
 
     def names(self) -> list[str]:
         """The images that are built."""
@@ -115,6 +131,17 @@ class ImageStore:
         record = {"inputs": "", **json.loads((folder / RECORD).read_bytes())}
         return cattrs.structure({**record, "path": str(folder)}, Image)
 
+    def is_current(self, image: Image) -> bool:
+        """Whether it was built from this drums' recipe and guest server, with the software that this host adds to it.
+
+        Raises:
+            ConfigError: a key of the software cannot be read.
+        """
+        return image.inputs == inputs_digest(image.name, self._added(image.name))
+
+    def _added(self, name: str) -> list[Software]:
+        return [one for one in self.software if one.image == name]
+
     def use(self, name: str) -> int:
         """A descriptor that marks the image as used until it is closed."""
         return take_lock(self.path / name / "use.lock", shared=True)
@@ -126,18 +153,26 @@ class ImageStore:
             ImageNotFound: no such recipe.
             ImageBuildError: it could not be built; nothing half-usable is left.
             ImageUnsuitable: the older one is in use.
+            ConfigError, PrerequisiteError: the software that this host adds cannot be had.
         """
-        recipe = load_recipe(name)
-        inputs = inputs_digest(name)  # as of now: what is changed meanwhile is in the next build
+        recipe, added = load_recipe(name), self._added(name)
+        inputs = inputs_digest(name, added)  # as of now: what is changed meanwhile is in the next build
         self.path.mkdir(parents=True, exist_ok=True)
         self._sweep()
         folder = self.path / f".build-{name}-{uuid.uuid4().hex[:8]}"
         folder.mkdir(mode=0o700)
         lock = take_lock(folder / "build.lock")
         try:
+            fetched = folder / "fetched"
+            if added:
+                extension.fetch(added, fetched, lambda text, _: progress(text, 0.0))
             build_rootfs(
                 recipe, folder / ROOTFS, mirror=mirror, progress=lambda text, part: progress(text, part * 0.95)
             )
+            if added:
+                sources = debian_sources(recipe.suite, mirror=mirror)
+                extension.install(added, fetched, folder / ROOTFS, sources, lambda text, _: progress(text, 0.95))
+                remove_tree(fetched)
             progress("hashing the image", 0.96)
             record = {
                 "name": name,

@@ -1,7 +1,7 @@
-"""Download a Debian package with its dependencies, without touching the host's own package state.
+"""Download Debian packages with their dependencies, without touching the host's own package state.
 
-apt is pointed at a root of its own: own sources, lists, cache and an empty dpkg status, so that it
-resolves every dependency down to libc and neither reads nor writes what the host has installed.
+apt is pointed at a root of its own: own sources, lists, cache and dpkg status, so that it neither reads nor writes what
+the host has installed. With an empty status it resolves every dependency down to libc.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
+from itertools import dropwhile
 from pathlib import Path
 
 from drums.errors import PrerequisiteError
@@ -18,6 +20,11 @@ KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 MIRROR_VARIABLE = "DRUMS_DEBIAN_MIRROR"
 _SOURCES = Path("/etc/apt")
 _UPDATE_TIMEOUT_S = 300
+# Whatever the host's own configuration allows: what no key has signed is not taken (apt-secure(8)).
+_SIGNED_ONLY = tuple(
+    f'Acquire::Allow{what} "false";'
+    for what in ("InsecureRepositories", "WeakRepositories", "DowngradeToInsecureRepositories")
+)
 
 
 def debian_mirror(sources: Path = _SOURCES) -> str:
@@ -60,28 +67,42 @@ def _uris(text: str) -> list[str]:
     return found
 
 
+def signed(source: str) -> str:
+    """A `deb` line of Debian's own archive, held to Debian's keys.
+
+    Args:
+        source: the line, without options.
+
+    Raises:
+        PrerequisiteError: this host lacks the keys.
+    """
+    if not KEYRING.is_file():
+        raise PrerequisiteError(
+            f"{str(KEYRING)!r} is not there, so Debian's packages cannot be verified",
+            hint="apt-get install debian-archive-keyring",
+            missing="debian-archive-keyring",
+        )
+    return source.replace("deb ", f"deb [signed-by={KEYRING}] ", 1)
+
+
 class PrivateApt:
-    """apt with a root of its own.
+    """apt with a root of its own. A source that is not signed by the keys that its line names is refused.
 
     Args:
         root: an empty folder of the caller's, who removes it.
-        suite: the Debian suite to draw from, such as "sid".
-        mirror: URI of the archive.
+        sources: lines of sources.list(5), each with `signed-by`.
+        status: dpkg's record of what counts as installed.
+
+    Raises:
+        PrerequisiteError: there is no apt on this host.
     """
 
-    def __init__(self, root: Path, suite: str, mirror: str) -> None:
-        self._root = root
-        self._suite = suite
-        if not KEYRING.is_file():
-            raise PrerequisiteError(
-                f"{str(KEYRING)!r} is not there, so Debian's packages cannot be verified",
-                hint="apt-get install debian-archive-keyring",
-                missing="debian-archive-keyring",
-            )
+    def __init__(self, root: Path, sources: Sequence[str], *, status: bytes = b"") -> None:
+        self._sources = " | ".join(sources)
         for name in ("etc/preferences.d", "etc/trusted.gpg.d", "state/lists/partial", "cache/archives/partial", "log"):
             (root / name).mkdir(parents=True)
-        (root / "status").touch()
-        (root / "etc/sources.list").write_text(f"deb [signed-by={KEYRING}] {mirror} {suite} main\n", encoding="utf-8")
+        (root / "status").write_bytes(status)
+        (root / "etc/sources.list").write_text("".join(f"{line}\n" for line in sources), encoding="utf-8")
         # Transport settings (proxies, certificates, date checks) are the host's: its network needs them. Index
         # targets are not: they may ask for files that no drums run reads.
         transport = [
@@ -100,9 +121,24 @@ class PrivateApt:
             # apt's own user cannot enter a private folder.
             'APT::Sandbox::User "root";',
             'Acquire::Languages "none";',
+            *_SIGNED_ONLY,
         ]
         (root / "apt.conf").write_text("\n".join(transport + own) + "\n", encoding="utf-8")
-        self._env = dict(os.environ, APT_CONFIG=str(root / "apt.conf"), DEBIAN_FRONTEND="noninteractive", LC_ALL="C")
+        self._own = {"APT_CONFIG": str(root / "apt.conf"), "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
+        self.archives = root / "cache/archives"
+        """Where `install --download-only` puts packages."""
+
+    def command(self, *arguments: str) -> list[str]:
+        """The command line of an `apt-get` with this root."""
+        return ["env", *(f"{name}={value}" for name, value in self._own.items()), "apt-get", "-q", "-y", *arguments]
+
+    def update(self) -> list[str]:
+        """The command line that fetches the lists; it fails where a source fails."""
+        return self.command("update", "--error-on=any")
+
+    def fetch(self, packages: Sequence[str]) -> list[str]:
+        """The command line that fetches packages, by name or as files, and all that they depend on."""
+        return self.command("install", "--download-only", "--no-install-recommends", *packages)
 
     def download(self, packages: list[str]) -> list[Path]:
         """Fetch packages and all that they depend on, signatures checked.
@@ -113,19 +149,19 @@ class PrivateApt:
         Raises:
             PrerequisiteError: the archive cannot be reached, or lacks a package.
         """
-        _run(["apt-get", "-q", "-y", "update", "--error-on=any"], self._env, _UPDATE_TIMEOUT_S, self._suite)
-        command = ["apt-get", "-q", "-y", "install", "--download-only", "--no-install-recommends", *packages]
-        _run(command, self._env, _UPDATE_TIMEOUT_S, self._suite)
-        return sorted((self._root / "cache/archives").glob("*.deb"))
+        for command in (self.update(), self.fetch(packages)):
+            _run(command, dict(os.environ), _UPDATE_TIMEOUT_S, self._sources)
+        return sorted(self.archives.glob("*.deb"))
 
 
-def _run(command: list[str], env: dict[str, str], timeout_s: float, suite: str = "") -> str:
-    if shutil.which(command[0]) is None:
+def _run(command: list[str], env: dict[str, str], timeout_s: float, sources: str = "") -> str:
+    if shutil.which("apt-get") is None:
         raise PrerequisiteError(
-            f"{command[0]!r} is not on this host, so Debian's packages cannot be fetched",
-            hint="on a host without apt, set DRUMS_CRIU to a CRIU that works here",
-            missing=command[0],
+            "apt-get is not on this host, so Debian's packages cannot be fetched",
+            hint="drums runs on Debian; where only CRIU is to be had, DRUMS_CRIU may name one that works here",
+            missing="apt-get",
         )
+    shown = " ".join(dropwhile(lambda word: word == "env" or "=" in word, command))
     try:
         done = subprocess.run(
             command,
@@ -138,13 +174,12 @@ def _run(command: list[str], env: dict[str, str], timeout_s: float, suite: str =
         )
     except subprocess.TimeoutExpired as error:
         raise PrerequisiteError(
-            f"{' '.join(command)!r} gave no end within {timeout_s:.0f} s", hint="see whether the Debian mirror answers"
+            f"{shown!r} gave no end within {timeout_s:.0f} s", hint="see whether the Debian mirror answers"
         ) from error
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith(("E:", "W:"))] or done.stderr.splitlines()
         raise PrerequisiteError(
-            f"{' '.join(command)!r} for suite {suite!r} failed with exit code {done.returncode}: "
-            + "; ".join(lines[-3:]),
+            f"{shown!r} from {sources!r} failed with exit code {done.returncode}: " + "; ".join(lines[-3:]),
             hint="see whether the Debian mirror answers",
         )
     return done.stdout
