@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 
 from drums.errors import ConfigError, DrumsError, GuestError, SetupFailed
-from drums_core.abc import CommandResult
+from drums_core.abc import Accounts, CommandResult
 from drums_core.model import Json, SetupStep
 
 if TYPE_CHECKING:
@@ -108,6 +108,12 @@ class DesktopStepContext:
         """Start a program and leave it running."""
         document = {"command": command if isinstance(command, str) else list(command), "shell": shell}
         await self.slot.guest.call("POST", "/setup/launch", document)
+
+    @property
+    def accounts(self) -> Accounts:
+        """As the host's configuration has them."""
+        config = self.slot.host.config
+        return Accounts(config.accounts, config.google_api, config.google_drive_page)
 
     @property
     def file_mirror(self) -> Path | None:
@@ -209,5 +215,9 @@ async def run_steps(slot: Place, steps: Sequence[SetupStep], *, cache: Path | No
             facts = {k: v for k, v in e.facts.items() if k not in ("index", "step_type")}
             facts.setdefault("output", "")
             raise SetupFailed(
-                f"set-up step {index} ({step.type}) failed: {e.message}", index=index, step_type=step.type, **facts
+                f"set-up step {index} ({step.type}) failed: {e.message}",
+                hint=e.hint,
+                index=index,
+                step_type=step.type,
+                **facts,
             ) from e
