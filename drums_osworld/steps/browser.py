@@ -18,7 +18,8 @@ LIMIT_S = 75.0  # until the browser answers, as in OSWorld
 LOAD_LIMIT_S = 60.0  # for one page, as in OSWorld; later is noted
 _SHOWN = 500
 
-# What every script begins with. argv: port, seconds until it must answer, seconds for one page, and the script's own.
+# What every script begins with. argv: port, seconds until it must answer, seconds for one page
+# or one answer, and the script's own.
 _PRELUDE = r"""
 import json, sys, time, urllib.request
 import websocket
@@ -36,25 +37,41 @@ def pages():
     return [target for target in ask() if target["type"] == "page"]
 
 
-def connect(target):
-    return websocket.create_connection(
-        f"ws://127.0.0.1:{port}/devtools/page/{target['id']}", suppress_origin=True, timeout=float(load_s)
-    )
+class Tab:
+    def __init__(self, target):
+        address = f"ws://127.0.0.1:{port}/devtools/page/{target['id']}"
+        self.socket = websocket.create_connection(address, suppress_origin=True, timeout=float(load_s))
+        self.number = self.loads = 0
 
+    def receive(self, until):
+        self.socket.settimeout(max(0.1, until - time.monotonic()))
+        message = json.loads(self.socket.recv())
+        self.loads += message.get("method") == "Page.loadEventFired"
+        return message
 
-def load(tab, url):
-    until = time.monotonic() + float(load_s)
-    tab.send(json.dumps({"id": 1, "method": "Page.enable"}))
-    tab.send(json.dumps({"id": 2, "method": "Page.navigate", "params": {"url": url}}))
-    while True:
-        tab.settimeout(max(0.1, until - time.monotonic()))
-        message = json.loads(tab.recv())
-        if message.get("method") == "Page.loadEventFired":
-            return
-        failure = message.get("result", {}).get("errorText") if message.get("id") == 2 else None
+    def call(self, method, until=None, **params):
+        until = until or time.monotonic() + float(load_s)
+        self.number += 1
+        self.socket.send(json.dumps({"id": self.number, "method": method, "params": params}))
+        while True:
+            message = self.receive(until)
+            if message.get("id") == self.number:
+                return message.get("result", {})
+
+    def wait_for_load(self, before, until):
+        while self.loads == before:
+            self.receive(until)
+
+    def load(self, url):
+        # Answered before anything is loaded: else a page that is fast is there before its event is listened for.
+        until = time.monotonic() + float(load_s)
+        self.call("Page.enable", until)
+        before = self.loads
+        failure = self.call("Page.navigate", until, url=url).get("errorText")
         if failure:
             print(f"{url!r} did not load: {failure}")
-            return
+        else:
+            self.wait_for_load(before, until)
 
 
 until = time.monotonic() + float(answer_s)
@@ -97,9 +114,9 @@ for number, url in enumerate(json.loads(urls)):
     if action == "open":
         target = ask("/new?about:blank", "PUT")
         try:
-            tab = connect(target)
-            load(tab, url)
-            tab.close()
+            tab = Tab(target)
+            tab.load(url)
+            tab.socket.close()
         except (OSError, websocket.WebSocketException) as error:
             print(f"{url!r} did not load within {load_s} s: {error}")
         if number == 0 and found:

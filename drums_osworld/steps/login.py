@@ -37,7 +37,6 @@ _SCRIPT = r"""
 page, account, form_s = sys.argv[4:]
 with open(account) as file:
     email, password = json.load(file)
-number, loads = 10, 0
 
 # The first visible one, whatever others are there: the form has a hidden field for the password, too.
 FIRST = '''const one = [...document.querySelectorAll(SELECTOR)].find(one => {
@@ -56,27 +55,9 @@ class Missing(Exception):
     pass
 
 
-def receive():
-    global loads
-    message = json.loads(tab.recv())
-    loads += message.get("method") == "Page.loadEventFired"
-    return message
-
-
-def call(method, **params):
-    global number
-    number += 1
-    tab.settimeout(10)
-    tab.send(json.dumps({"id": number, "method": method, "params": params}))
-    while True:
-        message = receive()
-        if message.get("id") == number:
-            return message.get("result", {})
-
-
 def look(function, selector):
     code = FIRST.replace("SELECTOR", json.dumps(selector)) + function
-    reply = call("Runtime.evaluate", expression=f"(() => {{{code}}})()", returnByValue=True)
+    reply = tab.call("Runtime.evaluate", expression=f"(() => {{{code}}})()", returnByValue=True)
     return reply.get("result", {}).get("value")
 
 
@@ -96,7 +77,7 @@ def fill(selector, text):
     shown(selector)
     if not look(FOCUS, selector):
         raise Missing(f"{selector!r} did not take the focus")
-    call("Input.insertText", text=text)
+    tab.call("Input.insertText", text=text)
     if look(LENGTH, selector) != len(text.encode("utf-16-le")) // 2:
         raise Missing(f"{selector!r} did not take the text")
 
@@ -104,36 +85,29 @@ def fill(selector, text):
 def click(selector):
     x, y = shown(selector)
     for kind in ("mousePressed", "mouseReleased"):
-        call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
-
-
-def wait_for_page(before):
-    until = time.monotonic() + float(form_s)
-    while loads == before:
-        tab.settimeout(max(0.1, until - time.monotonic()))
-        try:
-            receive()
-        except websocket.WebSocketTimeoutException:
-            raise Missing(f"no page came within {form_s} s of the password")
+        tab.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
 
 try:
-    tab = connect(ask("/new?about:blank", "PUT"))
-    call("Page.bringToFront")
+    tab = Tab(ask("/new?about:blank", "PUT"))
+    tab.call("Page.bringToFront")
     try:
-        load(tab, page)
+        tab.load(page)
     except websocket.WebSocketTimeoutException:
         print(f"{page!r} did not load within {load_s} s")
     try:
         fill('input[type="email"]', email)
         click("#identifierNext > div > button")
         fill('input[type="password"]', password)
-        before = loads
+        before = tab.loads
         click("#passwordNext > div > button")
-        wait_for_page(before)
+        try:
+            tab.wait_for_load(before, time.monotonic() + float(form_s))
+        except websocket.WebSocketTimeoutException:
+            raise Missing(f"no page came within {form_s} s of the password")
     except Missing as problem:
         print(problem)
-    tab.close()
+    tab.socket.close()
 except (OSError, websocket.WebSocketException) as error:
     sys.exit(f"the browser broke off: {type(error).__name__}")
 """
