@@ -109,6 +109,14 @@ async def test_delete_takes_what_the_query_finds(context: FakeStepContext, serve
     assert len(deleted) == 5 and deleted[-1].endswith("/id8")  # the folder, with what is in it
 
 
+async def test_a_query_with_or(context: FakeStepContext, server: DriveServer) -> None:
+    """As OSWorld's tasks have them, without parentheses: what they find is deleted once, the folder last."""
+    folder, file = server.folder("forms"), server.add("form.pdf")
+    await run(context, ("delete", {"query": "title = 'forms' or title = 'form.pdf'"}))
+    top = "DELETE /drive/v2/files"
+    assert [x for x in server.asked if x.startswith("DELETE")] == [f"{top}/{file}", f"{top}/{folder}"]
+
+
 @pytest.mark.parametrize("trash", [True, False])
 async def test_trash_or_gone(context: FakeStepContext, server: DriveServer, trash: bool) -> None:
     file, folder = server.add("x"), server.folder("x")
