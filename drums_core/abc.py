@@ -157,6 +157,25 @@ class Pinned:
     handle: object
 
 
+GOOGLE_API = "https://www.googleapis.com"
+GOOGLE_DRIVE_PAGE = "https://drive.google.com/drive/my-drive"
+
+
+@attrs.frozen
+class Accounts:
+    """The operator's accounts at services elsewhere, for the steps that need one.
+
+    Args:
+        folder: the folder on the host where the files lie in which tasks look for passwords and tokens; None without.
+        google_api: the base URL of Google's APIs.
+        google_drive_page: the page of Google Drive, where a browser is asked to sign in.
+    """
+
+    folder: Path | None = None
+    google_api: str = GOOGLE_API
+    google_drive_page: str = GOOGLE_DRIVE_PAGE
+
+
 class StepContext(Protocol):
     """What a set-up step may do to its desktop. Everything acts as the agent's user, uid 1000."""
 
@@ -168,6 +187,10 @@ class StepContext(Protocol):
         Raises:
             SetupFailed: it cannot be had; names the URL and the cause.
         """
+
+    @property
+    def accounts(self) -> Accounts:
+        """The operator's accounts, as the host's configuration has them."""
 
     async def execute(
         self, command: str | Sequence[str], *, shell: bool = False, timeout_s: float = 120.0

@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import attrs
 import cattrs
@@ -14,6 +15,7 @@ from cattrs import transform_error
 from cattrs.v import format_exception
 
 from drums.errors import ConfigError
+from drums_core.abc import GOOGLE_API, GOOGLE_DRIVE_PAGE
 from drums_core.guest_client import PORT as GUEST_PORT
 from drums_core.image.software import Software
 from drums_core.model import Limits
@@ -39,6 +41,23 @@ def _text(path: Path | str | None) -> str | None:
     return None if path is None else str(path)
 
 
+def keeps_secrets(url: str) -> bool:
+    """Whether what is sent to a URL is encrypted, or stays on the machine; false for what is no URL."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+    except ValueError:
+        return False
+    return bool(host) and (
+        parts.scheme == "https" or (parts.scheme == "http" and host in ("localhost", "127.0.0.1", "::1"))
+    )
+
+
+def _service(_: object, attribute: attrs.Attribute[str], value: str) -> None:
+    if not keeps_secrets(value):  # a password or a token goes there
+        raise ValueError(f"{attribute.name} is {value!r}; allowed are https:// URLs, and http:// ones of the loopback")
+
+
 @attrs.frozen
 class HostConfig:
     """What `open_host` needs to know.
@@ -59,6 +78,9 @@ class HostConfig:
         files_offline: whether such files are never fetched when a desktop or a checker wants one that is not here.
         files_private_addresses: whether a file's own URL may lead to an address of this host or of its network. The
             base URL in `file_mirror` may.
+        accounts: a folder with the files in which tasks look for the operator's passwords and tokens, or None.
+        google_api: the base URL of Google's APIs: a mirror's or a stand-in's.
+        google_drive_page: the page of Google Drive where desktops' browsers are asked to sign in.
         extra_required_gates: gates that must pass besides those of the specification.
         checker_timeout_s: seconds that a checker may take.
         waiting_workers: how many workers each checker keeps waiting, so that a check does not wait for one to start.
@@ -89,6 +111,9 @@ class HostConfig:
     file_mirror: str | None = attrs.field(default=None, converter=_text)
     files_offline: bool = False
     files_private_addresses: bool = False
+    accounts: Path | None = None
+    google_api: str = attrs.field(default=GOOGLE_API, validator=_service)
+    google_drive_page: str = attrs.field(default=GOOGLE_DRIVE_PAGE, validator=_service)
     extra_required_gates: tuple[str, ...] = ()
     checker_timeout_s: float = 300.0
     waiting_workers: int = attrs.field(default=1, validator=attrs.validators.ge(0))
@@ -141,7 +166,17 @@ def _fault(error: BaseException, kind: type | None) -> str:
     return str(error) if type(error) is ValueError else format_exception(error, kind)
 
 
-_SCALARS = {"state_dir", "image", "max_slots", "osworld", "file_mirror", "files_offline", "default_ttl_s", "listen"}
+_PATHS = ("state_dir", "osworld", "file_mirror", "accounts")
+_SCALARS = {
+    *_PATHS,
+    "image",
+    "max_slots",
+    "files_offline",
+    "default_ttl_s",
+    "listen",
+    "google_api",
+    "google_drive_page",
+}
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -179,7 +214,7 @@ def load_config(path: Path | None = None, *, environ: Mapping[str, str] | None =
         if value:
             document[key] = _BOOLS.get(value.lower(), value) if key == "files_offline" else value
     document.update({k: v for k, v in overrides.items() if v is not None})
-    for key in ("state_dir", "osworld", "file_mirror"):
+    for key in _PATHS:
         if isinstance(document.get(key), Path):
             document[key] = str(document[key])
     converter = cattrs.Converter(forbid_extra_keys=True)
@@ -194,4 +229,5 @@ def load_config(path: Path | None = None, *, environ: Mapping[str, str] | None =
         state_dir=config.state_dir.absolute(),
         osworld=config.osworld.absolute() if config.osworld else None,
         file_mirror=config.file_mirror if config.file_url else _absolute(config.file_mirror),
+        accounts=config.accounts.absolute() if config.accounts else None,
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 
 from drums.errors import ConfigError, DrumsError, GuestError, SetupFailed
-from drums_core.abc import CommandResult
+from drums_core.abc import Accounts, CommandResult
 from drums_core.as_user import execute_as_user, upload_as_user
 from drums_core.model import Json, SetupStep
 from drums_core.task_files.obtain import obtain
@@ -112,6 +112,12 @@ class DesktopStepContext:
     async def fetch(self, url: str) -> bytes:
         """As the host's configuration says: `task_files.obtain`."""
         return await obtain(self.slot.host.config, url)
+
+    @property
+    def accounts(self) -> Accounts:
+        """As the host's configuration has them."""
+        config = self.slot.host.config
+        return Accounts(config.accounts, config.google_api, config.google_drive_page)
 
     async def open_file(self, path: str, *, timeout_s: float = 120.0) -> None:
         """Open a file or start a program, and wait for its window."""

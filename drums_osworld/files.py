@@ -15,15 +15,16 @@ from drums_core.task_files.obtain import obtain
 
 
 def urls_of(tasks: Iterable[Task]) -> list[str]:
-    """The URLs of files that tasks download or compare with, each once, in their order."""
+    """The URLs of files that tasks download, upload or compare with, each once, in their order."""
     found: dict[str, None] = {}
     for task in tasks:
         steps: list[tuple[str, Any]] = [(step.type, step.parameters) for step in task.config]
         later = task.evaluator.get("postconfig")
         steps += [(str(x.get("type")), x.get("parameters")) for x in _mappings(later)]
         for kind, parameters in steps:
-            if kind == "download" and isinstance(parameters, Mapping):
-                found |= dict.fromkeys(str(file.get("url")) for file in _mappings(parameters.get("files")))
+            key = {"download": "files", "googledrive": "args"}.get(kind)
+            if key is not None and isinstance(parameters, Mapping):
+                found |= dict.fromkeys(str(x["url"]) for x in _mappings(parameters.get(key)) if "url" in x)
         found |= dict.fromkeys(compared_urls(task.evaluator))
     return list(found)
 

@@ -38,7 +38,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 }
 """Whose dependencies of `pyproject.toml` a package may import, besides those of the bare install."""
 
-MODULES_OF = {"protobuf": "google", "attrs": "attrs"}
+MODULES_OF = {"protobuf": "google", "attrs": "attrs", "PyYAML": "yaml"}
 """Distributions whose module has another name."""
 
 FROM_ELSEWHERE = frozenset({"rpc_pb2", "stats_pb2"})

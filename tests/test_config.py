@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drums.errors import ConfigError
-from drums_core.config import DEFAULT_STATE_DIR, HostConfig, load_config
+from drums_core.config import DEFAULT_STATE_DIR, HostConfig, keeps_secrets, load_config
 from drums_core.model import PAGE_BYTES, KernelLimits, Limits
 
 
@@ -36,6 +36,16 @@ def test_what_wins(file: Path) -> None:
     environ = {"DRUMS_IMAGE": "environment", "DRUMS_MAX_SLOTS": "4", "DRUMS_STATE_DIR": "", "DRUMS_OTHER": "x"}
     config = load_config(file, environ=environ, max_slots=5, image=None)
     assert (config.state_dir, config.image, config.max_slots) == (Path("/of/the/file"), "environment", 5)
+
+
+def test_accounts_and_services(file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """From the environment as well; a stand-in may listen on the loopback."""
+    monkeypatch.chdir(tmp_path)
+    environ = {"DRUMS_ACCOUNTS": "accounts", "DRUMS_GOOGLE_API": "http://127.0.0.1:8000"}
+    config = load_config(file, environ={**environ, "DRUMS_GOOGLE_DRIVE_PAGE": "http://localhost:8123/drive"})
+    assert config.accounts == tmp_path / "accounts" and config.google_api == "http://127.0.0.1:8000"
+    assert config.google_drive_page == "http://localhost:8123/drive"
+    assert not any(keeps_secrets(x) for x in ("http://localhost.example", "ftp://localhost", "https://", "file:///x"))
 
 
 def test_a_whole_file(file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -64,6 +74,9 @@ FAULTS = {
     "no memory": ("[limits]\nmemory_bytes = 0", ["'memory_bytes' must be >= 4096: 0", "$.limits"]),
     "swap below nothing": ("[limits]\nswap_bytes = -4096", ["'swap_bytes' must be >= 0: -4096", "$.limits"]),
     "no process": ("[limits]\npids = 0", ["'pids' must be >= 1: 0", "$.limits"]),
+    "a service in the clear": ('google_api = "http://mirror.example"', ["google_api is 'http://mirror.example'", "$"]),
+    "a page that is none": ('google_drive_page = "drive"', ["google_drive_page is 'drive'", "https://"]),
+    "a host that is none": ('google_api = "https://["', ["google_api is 'https://['"]),
     "a list that is none": ("extra_required_gates = 7", ["$.extra_required_gates"]),
     "a table that is none": ("limits = 7", ["$.limits"]),
 }

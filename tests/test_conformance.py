@@ -303,11 +303,14 @@ STEPS |= {
         [{"history": [{"url": "https://example.org", "title": "x", "visit_time_from_now_in_seconds": 5}]}],
         [{}, {"history": [{}]}],
     ),
-    "login": ([{"settings_file": "a.json", "platform": "x"}], [{}, {"settings_file": 1, "platform": "x"}]),
+    "login": (
+        [{"settings_file": "a.json", "platform": "googledrive"}],
+        [{}, {"settings_file": "a.json", "platform": "x"}],
+    ),
     "googledrive": ([{"settings_file": "a.json", "operation": ["delete"], "args": [{}]}], [{}, {"operation": 1}]),
 }
 ALWAYS_FAIL = {"login", "googledrive"}
-"""drums reaches no account."""
+"""Without an account; with one, they are in test_accounts.py."""
 
 
 def test_every_built_in_step_is_tried() -> None:

@@ -29,13 +29,13 @@ from drums.errors import ConfigError, ImageBuildError, ImageUnsuitable
 from drums_core.commands import image as image_command
 from drums_core.config import HostConfig, load_config
 from drums_core.daemon.routes import task_document
-from drums_core.host import open_host
 from drums_core.image import extension
 from drums_core.image import store as store_module
 from drums_core.image.recipe import Recipe, load_recipe
 from drums_core.image.rootfs import Progress
 from drums_core.image.software import Software, images_with, recipe_with
 from drums_core.image.store import ImageStore, inputs_digest
+from drums_core.opening import open_host
 
 with_image = requires("root", "criu")
 LINE = "deb [signed-by=/k.asc arch=amd64] https://vendor.example/code stable main"

@@ -17,7 +17,7 @@ from trio.testing import MockClock
 
 from drums.errors import ConfigError, GuestError, SetupFailed
 from drums_core import hookspecs
-from drums_core.abc import CommandResult, Step
+from drums_core.abc import Accounts, CommandResult, Step
 from drums_core.config import HostConfig
 from drums_core.task_files.mirror import mirrored_path
 from drums_core.task_files.obtain import obtain
@@ -38,7 +38,6 @@ from drums_osworld.steps import (
     update_browse_history,
 )
 from drums_osworld.steps import open as open_step
-from drums_osworld.steps.account import AccountStep, GoogleDriveParameters, LoginParameters
 from drums_osworld.steps.activate_window import ActivateWindow
 from drums_osworld.steps.change_wallpaper import ChangeWallpaper
 from drums_osworld.steps.chrome_close_tabs import ChromeCloseTabs
@@ -47,7 +46,9 @@ from drums_osworld.steps.close_window import CloseWindow
 from drums_osworld.steps.download import Download
 from drums_osworld.steps.execute import Execute, provisions
 from drums_osworld.steps.execute_with_verification import ExecuteWithVerification
+from drums_osworld.steps.googledrive import GoogleDrive
 from drums_osworld.steps.launch import Launch
+from drums_osworld.steps.login import Login
 from drums_osworld.steps.open import Open
 from drums_osworld.steps.parameters import Command
 from drums_osworld.steps.placeholders import fill
@@ -65,6 +66,7 @@ class Context:
     notes: list[str] = attrs.field(factory=list)
     kept: dict[str, str] = attrs.field(factory=dict)
     file_mirror: Path | None = None
+    accounts: Accounts = attrs.field(factory=Accounts)
     windows: set[str] = attrs.field(factory=set)
     uploaded: dict[str, bytes] = attrs.field(factory=dict)
 
@@ -405,7 +407,7 @@ async def test_an_empty_file_is_one_when_the_manifest_says_so(tmp_path: Path) ->
     assert context.uploaded == {"/x": b""}
 
 
-# --- the browser, the wallpaper, accounts
+# --- the browser, the wallpaper; accounts are in test_accounts.py
 
 
 @pytest.mark.parametrize(
@@ -416,8 +418,8 @@ async def test_an_empty_file_is_one_when_the_manifest_says_so(tmp_path: Path) ->
         (ChromeCloseTabs(), {}),
         (UpdateBrowseHistory(), {"history": [{"url": "http://a.example", "title": "A"}]}),
         (ChangeWallpaper(), {"path": 1}),
-        (AccountStep("login", LoginParameters), {"platform": "googledrive"}),
-        (AccountStep("googledrive", GoogleDriveParameters), {"settings_file": "x", "operation": ["delete"], "args": 1}),
+        (Login(), {"platform": "googledrive"}),
+        (GoogleDrive(), {"settings_file": "x", "operation": ["delete"], "args": 1}),
     ],
 )
 def test_wrong_parameters_of_the_other_steps(step: Step, parameters: dict[str, Any]) -> None:
@@ -449,13 +451,3 @@ async def test_a_picture_that_is_not_there_is_noted() -> None:
     context = Context([CommandResult(1, "", "")])
     await run(ChangeWallpaper(), {"path": "none.png"}, context)
     assert "none.png" in context.notes[0]
-
-
-async def test_an_account_is_refused_with_its_setting() -> None:
-    with pytest.raises(SetupFailed, match=r"settings\.json") as info:
-        await run(
-            AccountStep("login", LoginParameters),
-            {"settings_file": "google/settings.json", "platform": "googledrive"},
-            Context(),
-        )
-    assert info.value.setting == "google/settings.json"

@@ -76,7 +76,7 @@ def read_mirrored(mirror: Path, url: str) -> bytes:
         raise _failure(url, str(e)) from e
     path = mirror.joinpath(*parts)
     try:
-        with open(path, "rb", opener=_open_nonblocking) as file:
+        with open(path, "rb", opener=open_nonblocking) as file:
             facts = os.fstat(file.fileno())
             if not stat.S_ISREG(facts.st_mode):
                 raise _failure(url, f"{str(path)!r} in the mirror is no regular file")
@@ -93,8 +93,8 @@ def read_mirrored(mirror: Path, url: str) -> bytes:
     return content
 
 
-def _open_nonblocking(path: str, flags: int) -> int:
-    # A named pipe would hold the set-up for ever.
+def open_nonblocking(path: str, flags: int) -> int:
+    """An opener for `open` that waits for nothing: a named pipe would hold the set-up for ever."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 

@@ -9,7 +9,7 @@ import attrs
 import trio
 
 from drums.errors import ConfigError, GuestError, SetupFailed
-from drums_core.abc import CommandResult
+from drums_core.abc import Accounts, CommandResult
 
 
 @attrs.define
@@ -32,6 +32,7 @@ class FakeStepContext:
     files: Mapping[str, bytes] = attrs.field(factory=dict)
     silent: bool = False
     screen: tuple[int, int] = (1920, 1080)
+    accounts: Accounts = attrs.field(factory=Accounts)
     calls: list[tuple[str, Any]] = attrs.field(factory=list)
     uploaded: dict[str, bytes] = attrs.field(factory=dict)
     kept: dict[str, str] = attrs.field(factory=dict)
