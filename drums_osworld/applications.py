@@ -76,7 +76,9 @@ def needed_applications(
 
 
 def needs_web(config: Sequence[SetupStep], evaluator: Mapping[str, Any]) -> bool:
-    """Whether a task cannot be set up or scored without the live web: it opens its pages, or an account there."""
+    """Whether a task cannot be set up or done without the live web: its pages, an account there, or a marketplace."""
+    if any("--list-extensions" in text for text, _ in probes(evaluator)) and ".vsix" not in str(config):
+        return True  # an extension of VS Code that no file of the task holds
     for kind, parameters in _steps(config, evaluator):
         if kind in _WEB_STEPS:
             return True

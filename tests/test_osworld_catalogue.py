@@ -73,7 +73,10 @@ def test_what_each_image_is_enough_for(checkout: Path) -> None:
     lacking = {name: [x for x in tasks if not {*x.applications} <= held[name]] for name in held}
     assert {application for x in lacking["osworld"] for application in x.applications} - held["osworld"] == {"code"}
     assert len(lacking["osworld"]) == 35 and len(lacking["minimal"]) == 348 and lacking["with code"] == []
-    assert sum(x.needs_web for x in tasks) == 55
+    assert sum(x.needs_web for x in tasks) == 58
+
+
+EXTENSIONS = {"type": "vm_command_line", "command": ["code", "--list-extensions", "|", "grep", "x"]}
 
 
 @pytest.mark.parametrize(
@@ -91,6 +94,8 @@ def test_what_each_image_is_enough_for(checkout: Path) -> None:
         ([], {"postconfig": [{"type": "launch", "parameters": {"command": ["pkill", "vlc"]}}]}, [], (), False),
         ([], {"result": {"type": "vm_command_line", "command": "gsettings get x"}}, [], ("gsettings",), False),
         ([], {"result": {"type": "vm_terminal_output"}}, [], ("gnome-terminal",), False),
+        ([], {"result": EXTENSIONS}, [], (), True),
+        ([("download", {"files": [{"url": "x", "path": "a.vsix"}]})], {"result": EXTENSIONS}, [], (), False),
     ],
 )
 def test_rule_for_applications(
