@@ -207,10 +207,15 @@ def load(kind: str, symbols: Mapping[str, Mapping[str, str]]) -> dict[str, Calla
 
 
 def literal(text: str, *_: object) -> Any:
-    """In the place of `eval`: the value of a literal, as programs print lists. Code gives no score."""
+    """In the place of `eval`: the value of a literal, as programs print lists. Code gives no score.
+
+    Raises:
+        SyntaxError: as of `eval`: it is no code either, as when `gsettings` prints an empty list as `@as []`.
+        WorkerBroken: it is code.
+    """
     try:
         return ast.literal_eval(text.strip())
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as e:
+    except (ValueError, TypeError, MemoryError, RecursionError) as e:
         reason = f"the desktop answered with {text[:200]!r}, which is no literal, and OSWorld would run it"
         HOSTILE.append(reason)
         raise broken(reason) from e

@@ -294,6 +294,20 @@ async def test_expected_files_come_from_the_mirror(bench: Bench, tmp_path: Path)
         await bench.score(COMPARED, Guest(says(""), files={"/home/user/a.txt": b"right\n"}))
 
 
+def test_what_osworld_would_evaluate_is_a_literal_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code is never run, and recorded; what is none is the error that OSWorld has of it."""
+    monkeypatch.setattr(worker_job, "BROKEN", [])
+    monkeypatch.setattr(worker_job, "HOSTILE", [])
+    assert worker_job.literal(" ['a.desktop', 1]\n") == ["a.desktop", 1]
+    with pytest.raises(SyntaxError):
+        worker_job.literal("@as []\n")
+    assert worker_job.BROKEN == worker_job.HOSTILE == []
+    for code in ("[].append(1)", "__import__('os').getpid()", "(" * 500 + ")" * 500):
+        with pytest.raises((worker_job.WorkerBroken, SyntaxError)):
+            worker_job.literal(code)
+    assert len(worker_job.HOSTILE) == len(worker_job.BROKEN) >= 2
+
+
 async def test_what_is_compared_is_fetched_before_an_episode_is_spent(tmp_path: Path) -> None:
     config = HostConfig(state_dir=tmp_path, files_private_addresses=True)
     evaluator = {**COMPARED, "expected": {"type": "cloud_file", "path": "http://127.0.0.1:1/x", "dest": "x"}}

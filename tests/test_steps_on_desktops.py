@@ -176,7 +176,7 @@ def test_osworlds_controller_reads_the_tree_in_a_worker(played: Played) -> None:
 def test_set_up_fails_by_its_cause(played: Played) -> None:
     fault = played["not_in_the_mirror"]
     assert f"{BASE}/no/such" in fault.message and "is not in the mirror" in fault.message
-    assert "drums tasks fetch" in fault.hint
+    assert fault.hint == "put it into file_mirror"
     assert (fault.index, fault.step_type) == (0, "download")
     fault = played["no_such_file"]
     assert "Application/file not found: /home/user/none.txt" in fault.message and fault.step_type == "open"
