@@ -154,7 +154,10 @@ class DesktopError(DrumsError):
 
 
 class SetupFailed(DesktopError):
-    """A set-up step of the task failed; `.index`, `.step_type` and `.output` say which and how."""
+    """A set-up step of the task failed; `.index`, `.step_type` and `.output` say which and how.
+
+    Where what a checker needs cannot be had, before any step: `.index` is None.
+    """
 
     code = "setup_failed"
     status = 422

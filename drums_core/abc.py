@@ -189,6 +189,10 @@ class StepContext(Protocol):
         """
 
     @property
+    def has_acted(self) -> bool:
+        """Whether an agent has acted in the desktop: what it left may watch what a step does."""
+
+    @property
     def accounts(self) -> Accounts:
         """The operator's accounts, as the host's configuration has them."""
 
@@ -436,7 +440,7 @@ class PreparingChecker(Protocol):
         """Have what a check of a task needs, before an episode is spent on it. At create, before anything starts.
 
         Raises:
-            SetupFailed: it cannot be had; the create is refused.
+            SetupFailed: it cannot be had; the create is refused. Of no step: `index` is None, `step_type` empty.
         """
 
 

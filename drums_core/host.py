@@ -240,16 +240,15 @@ class Host:
                 self._check_image(resolved, image or self.config.image)
         if len(self.slots) >= self.config.max_slots:
             self.reserve(1, base=None, task=None, setup_at_reset=False, ttl_s=None)  # refuses
-        if resolved is not None:
-            checker = checker_for(self.checkers, resolved)[1]
-            if isinstance(checker, PreparingChecker):
-                await checker.prepare(resolved)
         base = await self._base(image, checkpoint)
         if resolved is not None and checkpoint is not None:
             self._check_image(resolved, base.manifest.image)
         own_setup = resolved is not None
         if resolved is None and checkpoint is not None:
             resolved = base.task()
+        checker = None if resolved is None else checker_for(self.checkers, resolved)[1]
+        if resolved is not None and isinstance(checker, PreparingChecker):
+            await checker.prepare(resolved)
         (slot,) = self.reserve(1, base=base, task=resolved, setup_at_reset=own_setup, ttl_s=ttl)
         slot.labels = named
         if on_slot is not None:

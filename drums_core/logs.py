@@ -30,6 +30,10 @@ def configure_logging(level: int = logging.WARNING) -> None:
 
 
 def ensure_logging() -> None:
-    """`configure_logging`, where the program that drums is used in has not configured structlog itself."""
+    """`configure_logging`, where the program that drums is used in has not configured structlog itself.
+
+    The HTTP client's lines of each request are left out either way: URLs in them may hold a user's password.
+    """
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
     if not structlog.is_configured():
         configure_logging(logging.INFO)

@@ -114,6 +114,11 @@ class DesktopStepContext:
         return await obtain(self.slot.host.config, url)
 
     @property
+    def has_acted(self) -> bool:
+        """As the slot knows."""
+        return self.slot.has_acted
+
+    @property
     def accounts(self) -> Accounts:
         """As the host's configuration has them."""
         config = self.slot.host.config

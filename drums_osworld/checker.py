@@ -11,7 +11,7 @@ from typing import Any
 
 import trio
 
-from drums.errors import CheckerError, ConfigError
+from drums.errors import CheckerError, ConfigError, SetupFailed
 from drums_core.abc import CheckContext
 from drums_core.config import HostConfig
 from drums_core.model import Cause, Json, SetupStep, Task
@@ -111,7 +111,12 @@ class OSWorldChecker:
         """Fetch what the task compares with; raises `SetupFailed`. A host that fetches nothing says so as it checks."""
         if self._config.fetches_files:
             for url in compared_urls(task.evaluator):
-                await obtain(self._config, url)
+                try:
+                    await obtain(self._config, url)
+                except SetupFailed as e:
+                    raise SetupFailed(
+                        f"what the checker compares with: {e.message}", hint=e.hint, index=None, step_type="", **e.facts
+                    ) from e
 
     async def serve(self) -> None:
         """Keep workers waiting, until cancelled."""

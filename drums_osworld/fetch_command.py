@@ -11,6 +11,7 @@ from drums.errors import DrumsError
 from drums_core.commands.output import print_json, progress_bar
 from drums_core.config import HostConfig, load_config
 from drums_core.model import Task
+from drums_core.task_files.mirror import without_credentials
 from drums_core.task_files.store import Fetched, FileStore
 from drums_osworld.catalogue import OSWorldCatalogue
 from drums_osworld.files import urls_of
@@ -39,11 +40,12 @@ def fetch(tasks: tuple[str, ...], source: str | None, offline: bool, jobs: int, 
     urls = urls_of(wanted)
     results = trio.run(_fetch, config, urls, source, offline, jobs)
     missing = [x for x in results if x.cause]
+    told = {without_credentials(x.url): x.cause for x in missing}
     if as_json:
-        print_json({"files": len(results), "store": str(config.files), "missing": {x.url: x.cause for x in missing}})
+        print_json({"files": len(results), "store": str(config.files), "missing": told})
     else:
-        for x in missing:
-            click.echo(f"missing: {x.url}: {x.cause}", err=True)
+        for url, cause in told.items():
+            click.echo(f"missing: {url}: {cause}", err=True)
         click.echo(
             f"{len(results) - len(missing)} of {len(results)} files of {len(wanted)} tasks are in {config.files}"
         )

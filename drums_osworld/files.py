@@ -11,6 +11,7 @@ import trio
 from drums.errors import SetupFailed
 from drums_core.config import HostConfig
 from drums_core.model import Task
+from drums_core.task_files.mirror import without_credentials
 from drums_core.task_files.obtain import obtain
 
 
@@ -44,7 +45,8 @@ async def lay_out(config: HostConfig, urls: Iterable[str], folder: Path) -> dict
     """Copies of files in a folder, which is made, readable for every user.
 
     Returns:
-        for each URL its file's name in the folder (`file`), or why it cannot be had (`cause`).
+        for each URL its file's name in the folder (`file`), or why it cannot be had (`cause`), with the URL as it may
+        be told (`url`).
     """
     place = trio.Path(folder)
     await place.mkdir(exist_ok=True)
@@ -54,7 +56,7 @@ async def lay_out(config: HostConfig, urls: Iterable[str], folder: Path) -> dict
         try:
             content = await obtain(config, url)
         except SetupFailed as e:
-            found[url] = {"cause": str(e.facts.get("cause", e.message))}
+            found[url] = {"cause": str(e.facts.get("cause", e.message)), "url": without_credentials(url)}
             continue
         path = place / str(number)
         await path.write_bytes(content)

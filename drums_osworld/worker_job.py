@@ -20,6 +20,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ CACHE = "cache"
 KEPT = "/drums/files/cache"
 COMPARED = "/drums/files/compared"
 
+_TYPED_EMPTY = re.compile(r"@a\S* (\[\]|\{\})")
 BROKEN: list[str] = []
 HOSTILE: list[str] = []  # what the desktop said where only an agent can have put it
 _phase = {"importing": False}
@@ -210,12 +212,14 @@ def literal(text: str, *_: object) -> Any:
     """In the place of `eval`: the value of a literal, as programs print lists. Code gives no score.
 
     Raises:
-        SyntaxError: as of `eval`: it is no code either, as when `gsettings` prints an empty list as `@as []`.
-        WorkerBroken: it is code.
+        SyntaxError: as of `eval`, of what `gsettings` prints of an empty list: `@as []` (GVariant's text format).
+        WorkerBroken: it is something else that is no literal.
     """
     try:
         return ast.literal_eval(text.strip())
-    except (ValueError, TypeError, MemoryError, RecursionError) as e:
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as e:
+        if isinstance(e, SyntaxError) and _TYPED_EMPTY.fullmatch(text.strip()):
+            raise
         reason = f"the desktop answered with {text[:200]!r}, which is no literal, and OSWorld would run it"
         HOSTILE.append(reason)
         raise broken(reason) from e
@@ -241,7 +245,8 @@ def guard_network(fetched: Mapping[str, Mapping[str, str]]) -> None:
     """Record every connection that fails or that this worker cannot make.
 
     Args:
-        fetched: URLs that are answered with a file of `COMPARED` (`file`), or with why the host has none (`cause`).
+        fetched: URLs that are answered with a file of `COMPARED` (`file`), or with why the host has none (`cause`) of
+            which URL, as it may be told (`url`).
     """
 
     reached = {GUEST, (GUEST[0], BROWSER_PORT), (GUEST[0], VLC_PORT)}
@@ -266,7 +271,7 @@ def guard_network(fetched: Mapping[str, Mapping[str, str]]) -> None:
         if request.method == "GET" and request.url in known:
             entry = known[request.url]
             if "file" not in entry:
-                raise broken(f"{request.url!r}, which the task compares with, cannot be had: {entry['cause']}")
+                raise broken(f"{entry['url']!r}, which the task compares with, cannot be had: {entry['cause']}")
             response = requests.Response()
             response.status_code, response.url, response.request = 200, request.url, request
             response.raw = open(os.path.join(COMPARED, entry["file"]), "rb")  # noqa: SIM115 - requests closes it

@@ -29,7 +29,7 @@ SETTINGS = "evaluation_examples/settings/googledrive/settings.yml"
 TOKENS = "evaluation_examples/settings/googledrive/credentials.json"
 GOOGLE = "evaluation_examples/settings/google/settings.json"
 EMAIL, PASSWORD = "someone@mail.example", 'pass"word\\Xv8'
-MARK = "https://files.example/ubuntu_osworld_file_cache/resolve/main/"
+MARK = "https://huggingface.co/datasets/xlangai/ubuntu_osworld_file_cache/resolve/main/"
 
 
 def write_account(folder: Path, token_uri: str, **tokens: Any) -> None:
@@ -482,6 +482,15 @@ async def test_an_account_without_a_password(context: FakeStepContext, content: 
 
 
 # --- the rules of every step
+
+
+async def test_no_password_is_typed_where_an_agent_has_acted(context: FakeStepContext) -> None:
+    """What it left could read it."""
+    context.has_acted = True
+    step = Login()
+    with pytest.raises(SetupFailed, match="an agent has acted"):
+        await step.run(context, step.parse({"settings_file": GOOGLE, "platform": "googledrive"}))
+    assert not context.calls
 
 
 async def test_the_suite_of_a_step(context: FakeStepContext) -> None:

@@ -8,6 +8,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,10 @@ from drums.cli import cli
 from drums.errors import SetupFailed
 from drums_core.config import HostConfig
 from drums_core.model import SetupStep, Task
+from drums_core.task_files import addresses, mirror
 from drums_core.task_files import obtain as obtain_module
 from drums_core.task_files import store as files
-from drums_core.task_files.mirror import mirrored_path, read_mirrored
+from drums_core.task_files.mirror import MARK, mirrored_path, read_mirrored
 from drums_core.task_files.obtain import have, obtain
 from drums_core.task_files.store import FileStore
 from drums_osworld.files import urls_of
@@ -55,10 +57,14 @@ class Handler(BaseHTTPRequestHandler):
             return self.send_error(404)
         if how == "busy" and first:
             return self.send_error(503)
-        if how == "away":
+        if how in ("away", "round"):
             self.send_response(302)
             self.send_header("Location", self.path.replace("away", "other"))
-            return self.end_headers()
+            self.end_headers()
+            with suppress(OSError):
+                while how == "round":  # nobody reads it
+                    self.wfile.write(CONTENT)
+            return None
         if how in ("changes", "lies") and not first:
             content = content[::-1]
         tag = '"1"' if first or how != "changes" else '"2"'
@@ -69,7 +75,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(206 if start or how == "part" else 200)
         if start or how == "part":
             begins = 0 if how in ("lies", "part") else start
-            self.send_header("Content-Range", f"bytes {begins}-{len(content) - 1}/{len(content)}")
+            end = len(content) - (2 if how == "short" else 1)
+            self.send_header("Content-Range", f"bytes {begins}-{end}/{len(content)}")
         if how == "packed":
             self.send_header("Content-Encoding", "gzip")
         if how != "untold":
@@ -78,7 +85,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         content = content[start:]
         # Half of it, and then nothing: once, or always.
-        half = (how in ("breaks", "changes", "lies", "untold") and first) or how == "always"
+        half = (how in ("breaks", "changes", "lies", "untold", "short") and first) or how == "always"
         self.wfile.write(content[: len(content) // 2] if half else content)
         return None
 
@@ -100,10 +107,11 @@ def server() -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "PAUSE_S", 0.01)
+    monkeypatch.setattr(mirror, "HOSTS", {"127.0.0.1", "a.example"})
 
 
 def url(server: Server, how: str) -> str:
-    return f"http://127.0.0.1:{server.server_address[1]}/ubuntu_osworld_file_cache/resolve/main/folder/{how}"
+    return f"http://127.0.0.1:{server.server_address[1]}{MARK}folder/{how}"
 
 
 async def fetched(folder: Path, *urls: str, **options: Any) -> list[str]:
@@ -185,7 +193,7 @@ async def test_another_content_than_the_lock_file_has_is_refused(server: Server,
 
 async def test_files_come_from_a_mirror(server: Server, tmp_path: Path) -> None:
     """A folder, or a base URL: whatever host the task names."""
-    task_url = "https://a.example/ubuntu_osworld_file_cache/resolve/main/folder/other"
+    task_url = f"https://a.example{MARK}folder/other"
     base = f"http://127.0.0.1:{server.server_address[1]}/"
     assert [x.cause for x in await FileStore(tmp_path / "one").fetch([task_url], source=base)] == [""]
     assert [x.cause for x in await FileStore(tmp_path / "two").fetch([task_url], source=tmp_path / "one")] == [""]
@@ -226,7 +234,7 @@ def test_the_command(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyP
     (examples / "examples/os/11111111-aaaa.json").write_text(json.dumps(task))
     monkeypatch.setenv("DRUMS_OSWORLD", str(tmp_path / "osworld"))
     monkeypatch.setenv("DRUMS_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr(files, "_require_public", AsyncMock())
+    monkeypatch.setattr(addresses, "is_public", lambda _: True)
     done = CliRunner().invoke(cli, ["tasks", "fetch", "11111111", "--json"])
     document = json.loads(done.stdout)
     assert done.exit_code == 1 and document["files"] == 2
@@ -270,13 +278,11 @@ async def test_a_file_that_is_not_here_is_fetched_once(server: Server, tmp_path:
 
 
 async def test_a_file_comes_from_the_mirror_that_the_host_names(server: Server, tmp_path: Path) -> None:
-    task_url = "https://a.example/ubuntu_osworld_file_cache/resolve/main/folder/other"
+    task_url = f"https://a.example{MARK}folder/other"
     base = f"http://127.0.0.1:{server.server_address[1]}"
     assert await obtain(host(tmp_path, file_mirror=base), task_url) == b"other"
     with pytest.raises(SetupFailed, match=r"the mirror 'http://127.* answered 404") as info:
-        await obtain(
-            host(tmp_path, file_mirror=base), "https://a.example/ubuntu_osworld_file_cache/resolve/main/absent"
-        )
+        await obtain(host(tmp_path, file_mirror=base), f"https://a.example{MARK}absent")
     assert info.value.url in info.value.message
 
 
@@ -332,6 +338,8 @@ async def test_a_file_that_takes_too_long_is_told(
 
 def test_no_two_urls_share_a_place() -> None:
     urls = [
+        f"https://b.example{MARK}x",
+        "https://a.example/datasets/other/ubuntu_osworld_file_cache/resolve/main/x",
         "https://a.example/datasets/one/resolve/main/x",
         "https://a.example/datasets/two/resolve/main/x",
         "https://b.example/datasets/one/resolve/main/x",
@@ -346,6 +354,7 @@ def test_no_two_urls_share_a_place() -> None:
     places = [mirrored_path(x) for x in urls]
     assert len(set(places)) == len(urls)
     assert all(len(x) == 3 and x[0] == "elsewhere" and len(x[2]) == 64 for x in places)
+    assert mirrored_path("https://a.example/x")[2] == hashlib.sha256(b"https://a.example/x").hexdigest()
     # Nor does the user in it make another file of it, which would be told in the name.
     assert mirrored_path("https://u:secret@a.example/x") == mirrored_path("https://a.example/x")
 
@@ -355,7 +364,7 @@ def test_no_two_urls_share_a_place() -> None:
 )
 def test_a_url_names_nothing_of_the_stores_own(path: str) -> None:
     with pytest.raises(ValueError, match=r"the mirror|bytes"):
-        mirrored_path("https://a.example/ubuntu_osworld_file_cache/resolve/main/" + path)
+        mirrored_path(f"https://a.example{MARK}{path}")
 
 
 async def test_a_file_that_changes_while_it_is_fetched_is_of_one_piece(server: Server, tmp_path: Path) -> None:
@@ -368,8 +377,8 @@ async def test_a_file_that_changes_while_it_is_fetched_is_of_one_piece(server: S
 
 async def test_a_part_that_was_not_asked_for_is_not_taken(server: Server, tmp_path: Path) -> None:
     """From another place on, or without being asked; what lied once may give the whole next."""
-    told = await fetched(tmp_path, *[url(server, x) for x in ("part", "lies", "packed")])
-    assert "another part" in told[0] and told[1] == "" and "gzip" in told[2]
+    told = await fetched(tmp_path, *[url(server, x) for x in ("part", "lies", "packed", "short")])
+    assert "another part" in told[0] and told[1] == told[3] == "" and "gzip" in told[2]
     assert (tmp_path / "folder/lies").read_bytes() == CONTENT[::-1]
     assert not (tmp_path / "folder/part").exists() and not (tmp_path / "folder/packed").exists()
 
@@ -393,14 +402,22 @@ async def test_no_url_leads_to_this_hosts_own_network(
     assert all("which is not public" in x for x in told) and not server.asked
     assert await fetched(tmp_path, url(server, "away")) == [""]
 
-    real = files._require_public
+    # A name that stood for another address when it was looked at: the connection tells.
+    monkeypatch.setattr(files, "require_public_name", AsyncMock())
+    (cause,) = await fetched(tmp_path / "two", url(server, "other"), private=False)
+    assert "which is not public" in cause and not (tmp_path / "two/folder/other").exists()
+    # A redirect.
+    monkeypatch.undo()
+    monkeypatch.setattr(mirror, "HOSTS", {"127.0.0.1"})
+    real = addresses.require_public_name
 
     async def let_the_first_pass(request: Any) -> None:
         if not str(request.url).endswith("away"):
             await real(request)
 
-    monkeypatch.setattr(files, "_require_public", let_the_first_pass)
-    (cause,) = await fetched(tmp_path / "two", url(server, "away"), private=False)
+    monkeypatch.setattr(files, "require_public_name", let_the_first_pass)
+    monkeypatch.setattr(files, "require_public_peer", lambda _: None)
+    (cause,) = await fetched(tmp_path / "three", url(server, "away"), private=False)
     assert "which is not public" in cause
 
 
@@ -424,7 +441,7 @@ async def test_credentials_are_not_told(server: Server, tmp_path: Path) -> None:
     for settings, one in (
         (
             {"file_mirror": f"http://me:secret@127.0.0.1:{port}"},
-            "https://a.example/ubuntu_osworld_file_cache/resolve/main/absent",
+            f"https://a.example{MARK}absent",
         ),
         ({}, f"http://me:secret@127.0.0.1:{port}/absent"),
         ({"files_offline": True}, "https://me:secret@a.example/absent"),
@@ -446,3 +463,44 @@ async def test_parts_of_long_ago_are_removed(server: Server, tmp_path: Path) -> 
     os.utime(part, (1, 1))
     await fetched(tmp_path, url(server, "plain"))
     assert not part.exists()
+
+
+async def test_a_redirect_that_never_ends_is_told(server: Server, tmp_path: Path) -> None:
+    """Its body is not read, however long it is."""
+    (told,) = await fetched(tmp_path, url(server, "round"))
+    assert "more than 10 times" in told
+
+
+async def test_what_was_damaged_is_fetched_again_where_it_is_wanted(server: Server, tmp_path: Path) -> None:
+    config = host(tmp_path)
+    assert await obtain(config, url(server, "plain")) == CONTENT
+    (config.files / "folder/plain").write_bytes(b"damaged")
+    with pytest.raises(SetupFailed, match="sha256"):
+        await obtain(attrs.evolve(config, files_offline=True), url(server, "plain"))
+    assert await obtain(config, url(server, "plain")) == CONTENT
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1", "10.1.2.3", "169.254.169.254", "100.64.0.1", "224.0.0.1", "0.0.0.0", "::1", "fe80::1%eth0"),
+        *(
+            "::ffff:10.0.0.1",
+            "64:ff9b::a9fe:a9fe",
+            "64:ff9b:1::a00:1",
+            "2002:7f00:1::",
+            "fec0::1",
+            "::7f00:1",
+            "ff02::1",
+        ),
+    ],
+)
+def test_addresses_that_are_not_public(address: str) -> None:
+    assert not addresses.is_public(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["93.184.216.34", "2606:2800:220:1::1", "64:ff9b::5db8:d822", "::ffff:93.184.216.34"]
+)
+def test_addresses_that_are_public(address: str) -> None:
+    assert addresses.is_public(address)

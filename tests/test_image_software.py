@@ -377,3 +377,10 @@ def test_its_desktop_and_its_tasks(built: Built) -> None:
 
     lines = trio.run(main).split()
     assert lines[0] == "--no-sandbox" and lines[-2:] == ["--list-extensions", "/usr/local/bin/code"]
+
+
+def test_what_is_told_of_a_wrong_source_has_no_password() -> None:
+    """Whatever characters it holds."""
+    with pytest.raises(ValueError, match="source is") as info:
+        Software("osworld", "deb [signed-by=/k] https://me:SEC@RET@host.example stable", ("code",))
+    assert "RET" not in str(info.value) and "host.example" in str(info.value)

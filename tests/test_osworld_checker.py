@@ -275,7 +275,7 @@ COMPARED = {
     "result": {"type": "vm_file", "path": "/home/user/a.txt", "dest": "a.txt"},
     "expected": {
         "type": "cloud_file",
-        "path": "https://example.org/ubuntu_osworld_file_cache/resolve/main/set/b%20c.txt",
+        "path": "https://huggingface.co/datasets/xlangai/ubuntu_osworld_file_cache/resolve/main/set/b%20c.txt",
         "dest": "b.txt",
     },
 }
@@ -302,10 +302,11 @@ def test_what_osworld_would_evaluate_is_a_literal_or_nothing(monkeypatch: pytest
     with pytest.raises(SyntaxError):
         worker_job.literal("@as []\n")
     assert worker_job.BROKEN == worker_job.HOSTILE == []
-    for code in ("[].append(1)", "__import__('os').getpid()", "(" * 500 + ")" * 500):
-        with pytest.raises((worker_job.WorkerBroken, SyntaxError)):
-            worker_job.literal(code)
-    assert len(worker_job.HOSTILE) == len(worker_job.BROKEN) >= 2
+    others = ("[].append(1)", "__import__('os').getpid()", "import os", "(", "@as [exit()]", "(" * 500 + ")" * 500)
+    for text in others:
+        with pytest.raises(worker_job.WorkerBroken):
+            worker_job.literal(text)
+    assert len(worker_job.HOSTILE) == len(worker_job.BROKEN) == len(others)
 
 
 async def test_what_is_compared_is_fetched_before_an_episode_is_spent(tmp_path: Path) -> None:

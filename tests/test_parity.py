@@ -42,7 +42,7 @@ from drums_osworld.parity.states import RIGHT, State, states_of, without_applica
 
 needs_desktops = requires("root", "criu")
 
-URL = "https://example.org/ubuntu_osworld_file_cache/resolve/main/{}"
+URL = "https://huggingface.co/datasets/xlangai/ubuntu_osworld_file_cache/resolve/main/{}"
 FILES = {
     "func": "compare_table",
     "result": {"type": "vm_file", "path": "/home/user/a.xlsx", "dest": "a.xlsx"},

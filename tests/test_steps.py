@@ -66,6 +66,7 @@ class Context:
     notes: list[str] = attrs.field(factory=list)
     kept: dict[str, str] = attrs.field(factory=dict)
     file_mirror: Path | None = None
+    has_acted: bool = False
     accounts: Accounts = attrs.field(factory=Accounts)
     windows: set[str] = attrs.field(factory=set)
     uploaded: dict[str, bytes] = attrs.field(factory=dict)
@@ -335,7 +336,7 @@ async def test_a_window_that_is_not_there_is_noted() -> None:
     ]
 
 
-BASE = "https://huggingface.co/datasets/x/ubuntu_osworld_file_cache/resolve/main"
+BASE = "https://huggingface.co/datasets/xlangai/ubuntu_osworld_file_cache/resolve/main"
 
 
 def test_the_path_in_the_mirror() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import attrs
+import structlog
 import trio
 
 import drums
@@ -19,6 +20,7 @@ from drums_core.daemon.operations import Call, Operation
 from drums_core.daemon.ports import pass_on, port_of
 from drums_core.daemon.problems import of_file
 from drums_core.image.software import Software, images_with
+from drums_core.image.store import Image
 from drums_core.journal import read_episode, read_episodes
 from drums_core.model import Json, Task
 from drums_core.slot import Slot
@@ -26,6 +28,7 @@ from drums_core.stats import read_stats
 
 T = TypeVar("T")
 LONGEST_WAIT_S = 600.0
+_log = structlog.get_logger("drums.daemon")
 _LOOK_S = 0.5
 
 
@@ -105,6 +108,13 @@ async def _plugin_list(call: Call, *, anew: bool) -> dict[str, Json]:
 
 
 async def _images(call: Call) -> dict[str, Json]:
+    def is_current(image: Image) -> bool:
+        try:
+            return call.host.images.is_current(image)
+        except ConfigError as e:  # of what the setting `software` names; the others are told all the same
+            _log.error("an image cannot be compared with its setting", image=image.name, error=str(e))
+            return False
+
     def read() -> list[dict[str, Json]]:
         images = [call.host.images.load(name) for name in call.host.images.names()]
         return [
@@ -114,7 +124,7 @@ async def _images(call: Call) -> dict[str, Json]:
                 "built_at": image.built_at,
                 "drums": image.drums,
                 "size_bytes": image.size_bytes,
-                "current": call.host.images.is_current(image),
+                "current": is_current(image),
                 "golden": image.golden_id(),
             }
             for image in images

@@ -44,7 +44,7 @@ class Software:
         line = _LINE.fullmatch(self.source)
         if line is None or bool(line["components"]) is line["suite"].endswith("/"):
             raise ValueError(
-                f"source is {self.source!r}, it must be 'deb [signed-by=KEYFILE] URL SUITE COMPONENT' with a URL of "
+                f"source is {self.shown!r}, it must be 'deb [signed-by=KEYFILE] URL SUITE COMPONENT' with a URL of "
                 "http, https or file"
             )
         words = line["options"].split()
@@ -75,7 +75,7 @@ class Software:
     @property
     def shown(self) -> str:
         """The source without the credentials that its URL may have."""
-        return re.sub(r"(?<=://)[^/@\s]+@", "", self.source)
+        return re.sub(r"(?<=://)[^/\s]+@", "", self.source)
 
     def identity(self) -> bytes:
         """What an image that holds it depends on: the setting, and the key's content.

@@ -1,6 +1,6 @@
 """A mirror: a folder with the files that tasks name by URL.
 
-A file's path in it is, for OSWorld's data set wherever that is served, the part of its URL behind `/resolve/main/`,
+A file's path in it is, for OSWorld's data set, the part of its URL behind `/resolve/main/`,
 percent-encoding undone; of any other URL it is `elsewhere/`, the host, and the sha256 of the URL, so that no two share
 a place. A `manifest.json` in it (a list of objects with `file`, `size` and `sha256`) is held against what is read. A
 file that is not there, or is not what the manifest says, is an error: nobody ever gets an empty or a partial one.
@@ -18,7 +18,9 @@ from pathlib import Path
 
 from drums.errors import SetupFailed
 
-MARK = "/ubuntu_osworld_file_cache/resolve/main/"
+HOSTS = frozenset({"huggingface.co", "hf-mirror.com"})
+MARK = "/datasets/xlangai/ubuntu_osworld_file_cache/resolve/main/"
+"""Where OSWorld's data set is served."""
 ELSEWHERE = "elsewhere"
 LARGEST_BYTES = 200 << 20  # the guest server takes 256 MiB
 MANIFEST = "manifest.json"
@@ -34,10 +36,10 @@ def mirrored_path(url: str) -> tuple[str, ...]:
     parsed = urllib.parse.urlsplit(url)
     if parsed.scheme not in ("http", "https") or not parsed.hostname:
         raise ValueError("only files at http and https URLs can be had")
-    _, mark, rest = parsed.path.partition(MARK)
-    if not mark:
+    rest = parsed.path.removeprefix(MARK)
+    if parsed.hostname not in HOSTS or rest == parsed.path:
         host = parsed.netloc.rpartition("@")[2].lower()
-        whole = f"{parsed.scheme}://{host}{parsed.path}?{parsed.query}"
+        whole = f"{parsed.scheme}://{host}{parsed.path}" + (f"?{parsed.query}" if parsed.query else "")
         return ELSEWHERE, urllib.parse.quote(host, safe=""), hashlib.sha256(whole.encode()).hexdigest()
     parts = tuple(urllib.parse.unquote(part, errors="strict") for part in rest.split("/"))
     if any(part in ("", ".", "..") or "/" in part or "\0" in part for part in parts):

@@ -25,7 +25,12 @@ async def obtain(config: HostConfig, url: str) -> bytes:
     try:
         for folder in folders:
             if await trio.to_thread.run_sync(is_mirrored, folder, url):
-                return await trio.to_thread.run_sync(read_mirrored, folder, url)
+                try:
+                    return await trio.to_thread.run_sync(read_mirrored, folder, url)
+                except SetupFailed:
+                    if folder != config.files or not config.fetches_files:
+                        raise
+                break  # what was fetched is damaged, and is fetched anew
         if config.fetches_files:
             await _fetch(config, url)
             return await trio.to_thread.run_sync(read_mirrored, config.files, url)

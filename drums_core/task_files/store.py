@@ -11,13 +11,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import ipaddress
 import json
 import os
+import re
 import struct
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ import trio
 
 from drums.errors import SetupFailed
 from drums_core.durable import locked, sync_directory, write_json
+from drums_core.task_files.addresses import NotPublic, require_public_name, require_public_peer
 from drums_core.task_files.mirror import LARGEST_BYTES, MANIFEST, mirrored_path, read_mirrored, without_credentials
 
 TRIES = 3
@@ -35,6 +36,7 @@ PAUSE_S = 1.0
 LIMIT_S = 3600.0
 SILENCE_S = 60.0
 CONNECT_S = 10.0
+REDIRECTS = 10
 FREE_BYTES = 1 << 30
 PART_AGE_S = 7 * 86400.0
 _CHUNK = 1 << 20
@@ -93,18 +95,16 @@ class FileStore:
         results: dict[str, Fetched] = {}
         limit = trio.CapacityLimiter(jobs)
         public = source is None and not private
-        hooks = {"request": [_require_public]} if public else {}
+        hooks = {"request": [require_public_name]} if public else {}
         timeout = httpx2.Timeout(SILENCE_S, connect=CONNECT_S)
         # In a thread: it reads the certificates.
-        client = await trio.to_thread.run_sync(
-            lambda: httpx2.AsyncClient(follow_redirects=True, timeout=timeout, event_hooks=hooks)
-        )
+        client = await trio.to_thread.run_sync(lambda: httpx2.AsyncClient(timeout=timeout, event_hooks=hooks))
 
         async def one(url: str) -> None:
             async with limit:
                 cause = f"it was not whole after {limit_s:g} s"
                 with trio.move_on_after(limit_s):
-                    cause = await self._fetch_one(client, url, source)
+                    cause = await self._fetch_one(client, url, source, public)
                 results[url] = Fetched(url, cause)
                 on_file(results[url])
 
@@ -113,7 +113,7 @@ class FileStore:
                 nursery.start_soon(one, url)
         return [results[url] for url in urls]
 
-    async def _fetch_one(self, client: httpx2.AsyncClient, url: str, source: str | Path | None) -> str:
+    async def _fetch_one(self, client: httpx2.AsyncClient, url: str, source: str | Path | None, public: bool) -> str:
         """Fetch a file; why it could not be had, empty when it is there."""
         try:
             name = "/".join(mirrored_path(url))
@@ -121,38 +121,38 @@ class FileStore:
             async with self._alone(name):
                 if await trio.to_thread.run_sync(self._has, name):
                     return ""
+                await trio.to_thread.run_sync(self._require_space)
                 if isinstance(source, Path):
                     content = await trio.to_thread.run_sync(read_mirrored, source, url)
                     partial = await trio.to_thread.run_sync(self._spill, name, content)
                 else:
-                    partial = await self._download(client, _at(source, url, name))
+                    partial = await self._download(client, _at(source, url, name), public)
                 await trio.to_thread.run_sync(self._keep, name, url, partial)
             return ""
         except httpx2.InvalidURL as e:
             return f"its URL is none: {e}"
-        except (ValueError, OSError, _Refused) as e:
+        except (ValueError, OSError, _Refused, NotPublic) as e:
             return str(e)
         except SetupFailed as e:
             return str(e.facts.get("cause", e.message))
 
     def _prepare(self) -> None:
-        """Make the folder, and remove what broke off long ago.
-
-        Raises:
-            _Refused: its file system is full.
-        """
+        """Make the folder, and remove what broke off long ago."""
         blobs = self.folder / _BLOBS
         blobs.mkdir(parents=True, exist_ok=True)
-        space = os.statvfs(blobs)
+        for part in blobs.glob("*.part*"):
+            with suppress(FileNotFoundError):
+                if time.time() - part.stat().st_mtime > PART_AGE_S:
+                    part.unlink()
+
+    def _require_space(self) -> None:
+        """Raises `_Refused` where the file system is nearly full."""
+        space = os.statvfs(self.folder)
         if space.f_bavail * space.f_frsize < FREE_BYTES:
             raise _Refused(
                 f"the file system of {str(self.folder)!r} has {space.f_bavail * space.f_frsize >> 20} MiB free, "
                 f"{FREE_BYTES >> 20} are needed"
             )
-        for part in blobs.glob("*.part*"):
-            with suppress(FileNotFoundError):
-                if time.time() - part.stat().st_mtime > PART_AGE_S:
-                    part.unlink()
 
     @asynccontextmanager
     async def _alone(self, name: str) -> AsyncIterator[None]:
@@ -185,7 +185,7 @@ class FileStore:
         path.write_bytes(content)
         return path
 
-    async def _download(self, client: httpx2.AsyncClient, url: str) -> Path:
+    async def _download(self, client: httpx2.AsyncClient, url: str, public: bool) -> Path:
         """Fetch a URL into its partial file, going on where an earlier try broke off."""
         path = self._partial(url)
         problem = ""
@@ -193,7 +193,7 @@ class FileStore:
             if attempt:
                 await trio.sleep(PAUSE_S * 2**attempt)
             try:
-                await _stream(client, url, path)
+                await _stream(client, url, path, public)
                 return path
             except httpx2.HTTPError as e:
                 problem = str(e) or type(e).__name__
@@ -257,45 +257,45 @@ def _at(source: str | None, url: str, name: str) -> str:
     return url if source is None else f"{source.rstrip('/')}/{urllib.parse.quote(name)}"
 
 
-async def _require_public(request: httpx2.Request) -> None:
-    """Refuse a request, and each that a redirect leads to, which this host would make to itself or its own network.
-
-    A task's author names the URL, and the desktop sees what comes.
-    """
-    host = request.url.host
-    try:
-        found = await trio.socket.getaddrinfo(host, None)
-    except OSError:
-        return  # nor can it be connected to, unless a proxy does so
-    for *_, address in found:
-        if not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_global:
-            raise _Refused(
-                f"{host!r} has the address {address[0]}, which is not public: "
-                "name it as file_mirror, or set files_private_addresses"
-            )
-
-
 def _validator(reply: httpx2.Response) -> str:
     """What tells whether a file is still the same (RFC 9110, 13.1.5); empty where nothing does."""
     tag = reply.headers.get("ETag", "")
     return tag if tag and not tag.startswith("W/") else ""
 
 
-async def _stream(client: httpx2.AsyncClient, url: str, path: Path) -> None:
+@asynccontextmanager
+async def _answer(
+    client: httpx2.AsyncClient, url: str, headers: Mapping[str, str], public: bool
+) -> AsyncIterator[httpx2.Response]:
+    """The answer to a request, with its body unread, past redirects, whose bodies nobody reads."""
+    request = client.build_request("GET", url, headers=headers)
+    for _ in range(REDIRECTS + 1):
+        reply = await client.send(request, stream=True)
+        try:
+            if public:
+                require_public_peer(reply)
+            if reply.next_request is None:
+                yield reply
+                return
+            request = reply.next_request
+        finally:
+            await reply.aclose()
+    raise _Refused(f"it leads on more than {REDIRECTS} times")
+
+
+async def _stream(client: httpx2.AsyncClient, url: str, path: Path, public: bool) -> None:
     """Fetch what a partial file lacks: all, unless the server says that the rest is of the same file.
 
     Raises:
         httpx2.HTTPError: another try may help.
-        _Refused: none will.
+        _Refused, NotPublic: none will.
     """
     known = path.with_name(f"{path.name}.tag")
     have, tag = await trio.to_thread.run_sync(_part, path, known)
     # Compressed on the way, a part's length would tell nothing.
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-", "If-Range": tag} if have else {})
-    async with client.stream("GET", url, headers=headers) as reply:
-        if reply.status_code == 206 and not (
-            have and reply.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-        ):
+    async with _answer(client, url, headers, public) as reply:
+        if reply.status_code == 206 and not _is_rest(reply.headers.get("Content-Range", ""), have):
             await trio.to_thread.run_sync(_forget, path, known)
             raise httpx2.RemoteProtocolError("the server sent another part than it was asked for")
         if reply.status_code == 416:
@@ -310,6 +310,8 @@ async def _stream(client: httpx2.AsyncClient, url: str, path: Path) -> None:
             raise _Refused(f"it came as {reply.headers['Content-Encoding']!r}, although not asked for so")
         if reply.status_code == 200:
             have = 0
+            # The old part first: it must never lie beside the new file's tag.
+            await trio.to_thread.run_sync(_forget, path)
             await trio.to_thread.run_sync(known.write_text, _validator(reply))
         size = have
         async with await trio.open_file(path, "r+b" if have else "wb") as file:
@@ -322,10 +324,16 @@ async def _stream(client: httpx2.AsyncClient, url: str, path: Path) -> None:
                         scope.cancel()
                     else:
                         await file.write(chunk)
-    await trio.to_thread.run_sync(known.unlink, True)
+    await trio.to_thread.run_sync(_forget, known)
     if size > LARGEST_BYTES:
-        await trio.to_thread.run_sync(_forget, path, known)
+        await trio.to_thread.run_sync(_forget, path)
         raise _Refused(f"it has more than the allowed {LARGEST_BYTES} bytes")
+
+
+def _is_rest(content_range: str, have: int) -> bool:
+    """Whether this is all of a file behind so many bytes (RFC 9110, 14.4); not where none are there."""
+    match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", content_range)
+    return match is not None and have > 0 and int(match[1]) == have and int(match[2]) == int(match[3]) - 1
 
 
 def _part(path: Path, known: Path) -> tuple[int, str]:

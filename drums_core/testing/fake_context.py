@@ -33,6 +33,7 @@ class FakeStepContext:
     silent: bool = False
     screen: tuple[int, int] = (1920, 1080)
     accounts: Accounts = attrs.field(factory=Accounts)
+    has_acted: bool = False
     calls: list[tuple[str, Any]] = attrs.field(factory=list)
     uploaded: dict[str, bytes] = attrs.field(factory=dict)
     kept: dict[str, str] = attrs.field(factory=dict)

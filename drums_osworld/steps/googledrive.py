@@ -2,7 +2,7 @@
 
 Its parameters are a list `operation`, and `args` with as many mappings: `delete` takes `query` and `trash`, `mkdirs`
 takes `path`, a list of folders' names, and `upload` takes `url` and `path`, whose last name is the file's. The file
-comes from the host's mirror, as those of `download` do. An empty query deletes all that the account has, as in OSWorld.
+comes from the host, as those of `download` do. An empty query deletes all that the account has, as in OSWorld.
 
 OSWorld's own `upload` makes a list the file's title, and ends the step; here it does what the parameters say.
 """

@@ -137,6 +137,13 @@ class Login:
         """Sign in; raises `SetupFailed` and `GuestError`."""
         assert isinstance(parameters, LoginParameters)
         name = parameters.settings_file
+        if context.has_acted:
+            raise SetupFailed(
+                "login: an agent has acted in this desktop, and what it left could read the password",
+                hint="sign in before the agent acts, and save a checkpoint then",
+                output="",
+                file=name,
+            )
         content = await trio.to_thread.run_sync(read_account_file, context.accounts, name)
         document = read_mapping(content, name)
         account = [text_of(document, key, name) for key in ("email", "password")]
