@@ -66,6 +66,15 @@ async def filled(host: Host) -> Any:
         return reward.score, outcome(slot).verdict, kept
 
 
+class Untouched(DesktopStepContext):
+    """A context in which what this test does is no agent's."""
+
+    @property
+    def has_acted(self) -> bool:
+        """Never."""
+        return False
+
+
 async def no_browser(host: Host) -> Any:
     """What lies in the desktop's memory meanwhile, what does after, and the error."""
     step, began = Login(), time.time()
@@ -82,7 +91,9 @@ async def no_browser(host: Host) -> Any:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(look)
             with pytest.raises(SetupFailed) as info:
-                await step.run(DesktopStepContext(slot), step.parse(LOGIN))
+                await step.run(Untouched(slot), step.parse(LOGIN))
+        with pytest.raises(SetupFailed, match="an agent has acted"):
+            await step.run(DesktopStepContext(slot), step.parse(LOGIN))
         left = await run(slot, "ls -A /dev/shm; grep -rl Xv8 /tmp /home /var/tmp 2>/dev/null; true")
         return info.value, seen, left, await trio.to_thread.run_sync(written_since, began, "Xv8")
 

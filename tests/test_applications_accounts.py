@@ -41,6 +41,11 @@ class AtPage(DesktopStepContext):
     page: str = "/drive"
 
     @property
+    def has_acted(self) -> bool:
+        """What this test does is no agent's."""
+        return False
+
+    @property
     def accounts(self) -> Accounts:
         """With that page."""
         return attrs.evolve(super().accounts, google_drive_page=self.page)
