@@ -9,6 +9,7 @@ import stat
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from drums.errors import ConfigError, PrerequisiteError
 from drums_core.commands.serve import serve as command
 from drums_core.config import load_config
-from drums_core.daemon import guard, idempotency, server
+from drums_core.daemon import guard, idempotency, routes, server
 from drums_core.daemon.answers import Answer, Plain
 from drums_core.daemon.guard import Guard
 from drums_core.daemon.idempotency import Ledger
@@ -381,3 +382,24 @@ def test_sockets_are_not_left_listening() -> None:
     """A bound socket refuses until it serves: nobody waits for a daemon that does not come up."""
     with contextlib.closing(open_socket("127.0.0.1:0", allow_remote=False)) as sock, pytest.raises(OSError):
         socket.create_connection(sock.getsockname(), timeout=1)
+
+
+async def test_an_image_whose_setting_cannot_be_read_does_not_hide_the_others() -> None:
+    """The key of a source that the setting `software` names, say."""
+
+    class Images:
+        def names(self) -> list[str]:
+            return ["minimal", "osworld"]
+
+        def load(self, name: str) -> Any:
+            facts = {"digest": "0", "built_at": 0.0, "drums": "0", "size_bytes": 1}
+            return SimpleNamespace(name=name, golden_id=lambda: None, **facts)
+
+        def is_current(self, image: Any) -> bool:
+            if image.name == "osworld":
+                raise ConfigError("the key cannot be read", path="$.software")
+            return True
+
+    call: Any = SimpleNamespace(host=SimpleNamespace(images=Images()))
+    found = await routes._images(call)
+    assert [(x["name"], x["current"]) for x in found["images"]] == [("minimal", True), ("osworld", False)]
