@@ -197,8 +197,8 @@ class GateReport:
 
 
 @attrs.frozen
-class EpisodeLine:
-    """An episode in the journal's list; times are seconds since the epoch."""
+class _Episode:
+    """What every document about an episode has."""
 
     id: str
     host: str
@@ -216,6 +216,12 @@ class EpisodeLine:
     invalid_reasons: list[str]
     causes: list[str]
     labels: dict[str, str]
+
+
+@attrs.frozen
+class EpisodeLine(_Episode):
+    """An episode in the journal's list; times are seconds since the epoch."""
+
     score: float | None
 
 
@@ -259,25 +265,9 @@ class RecordedReward(RewardDocument):
 
 
 @attrs.frozen
-class EpisodeDocument:
+class EpisodeDocument(_Episode):
     """An episode with all that the journal has of it."""
 
-    id: str
-    host: str
-    slot: str
-    origin: str
-    task: str | None
-    task_sha256: str | None
-    image: str
-    image_digest: str
-    checkpoint: str
-    started_at: float
-    ended_at: float | None
-    verdict: Literal["pending", "valid", "invalid"]
-    bad_gates: list[str]
-    invalid_reasons: list[str]
-    causes: list[str]
-    labels: dict[str, str]
     gates: list[RecordedGate]
     quarantines: list[RecordedQuarantine]
     rewards: list[RecordedReward]
