@@ -504,3 +504,9 @@ def test_addresses_that_are_not_public(address: str) -> None:
 )
 def test_addresses_that_are_public(address: str) -> None:
     assert addresses.is_public(address)
+
+
+async def test_a_store_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    told = await fetched(tmp_path / "file" / "store", "http://a.example/x", "http://a.example/y")
+    assert len(told) == 2 and all("Not a directory" in x for x in told)

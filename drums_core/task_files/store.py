@@ -92,6 +92,13 @@ class FileStore:
 
         Cancellation: whole files stay, of others what came is taken up by the next fetch.
         """
+        try:
+            await trio.to_thread.run_sync(self._prepare)
+        except OSError as e:
+            failed = [Fetched(url, str(e)) for url in urls]
+            for file in failed:
+                on_file(file)
+            return failed
         results: dict[str, Fetched] = {}
         limit = trio.CapacityLimiter(jobs)
         public = source is None and not private
@@ -117,7 +124,6 @@ class FileStore:
         """Fetch a file; why it could not be had, empty when it is there."""
         try:
             name = "/".join(mirrored_path(url))
-            await trio.to_thread.run_sync(self._prepare)
             async with self._alone(name):
                 if await trio.to_thread.run_sync(self._has, name):
                     return ""
