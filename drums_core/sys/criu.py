@@ -87,7 +87,9 @@ class _Session:
         self._timeout_s = timeout_s
 
     async def send(self, message: Any) -> None:
-        await self._socket.send(message.SerializeToString())
+        """Send; to a CRIU that is gone, nothing: how it ended is what the next `receive` tells."""
+        with suppress(ConnectionError):
+            await self._socket.send(message.SerializeToString())
 
     async def answer(self, *, success: bool = True) -> None:
         message = self.rpc.criu_req()
@@ -105,11 +107,10 @@ class _Session:
                 with suppress(ConnectionError):  # it is gone
                     data = await self._socket.recv(_MESSAGE_BYTES)
                 nursery.cancel_scope.cancel()
+            if not data:
+                raise ConnectionError(f"criu ended in the middle, {_ended(await self.process.wait())}")
         if scope.cancelled_caught:
             raise TimeoutError(f"criu was silent for {self._timeout_s:g} s")
-        if not data:
-            code = await self.process.wait()
-            raise ConnectionError(f"criu ended in the middle, {_ended(code)}")
         message = self.rpc.criu_resp()
         message.ParseFromString(data)
         return message
@@ -284,10 +285,7 @@ class HeldRestore:
         Raises:
             RestoreError: CRIU failed at the last step.
         """
-        try:
-            await self._session.answer()
-        except OSError as e:
-            raise RestoreError(f"restore broke off: {e}", log_excerpt=log_excerpt(self._log)) from e
+        await self._session.answer()
         message = await _next(self._session, self._log, {"post-resume": None})
         if not message.success:
             raise RestoreError(
@@ -363,10 +361,7 @@ async def hold_restore(
         request.type = session.rpc.RESTORE
         request.opts.rst_sibling = True
         request.opts.external.append(f"mnt[{DEV_KEY}]:{dev}")
-        try:
-            await session.send(request)
-        except OSError as e:
-            raise RestoreError(f"criu could not be started: {e}", log_excerpt=await _stderr(session)) from e
+        await session.send(request)
         held: HeldRestore | None = None
 
         @stack.callback
