@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import attrs
+import trio
 
 from drums_core.model import (
     DesktopEvent,
@@ -279,6 +280,8 @@ class CheckContext:
         findings: what the checker says about its score; JSON, goes into the reward's provenance.
         serve_ports: the ports of the desktop that a checker can have as well, 9222 and 8080; each is served as
             `serve_guest` does it, with the bytes passed on as they are.
+        wait_there: wait until there is a desktop to ask. A check begins while the copy is still made, so that what it
+            loads costs no time; `run_steps` and those that serve wait by themselves.
     """
 
     task: Task
@@ -290,6 +293,7 @@ class CheckContext:
     pinned: Pinned | None = None
     findings: dict[str, Json] = attrs.field(factory=dict)
     serve_ports: Mapping[int, Callable[[int], Awaitable[None]]] = attrs.field(factory=dict)
+    wait_there: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
 
 
 class FileFacts(Protocol):

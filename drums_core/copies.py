@@ -285,47 +285,50 @@ def _gist(path: str, body: bytes) -> str:
 async def open_copy(slot: Slot, *, keep: bool = False) -> AsyncIterator[Copy]:
     """Fork a slot's desktop for grading; at the end of the block nothing of the copy is left.
 
+    The caller has waited for its turn (`Host.copy_limit`).
+
     Args:
         keep: leave the checkpoint, as the episode's end state; not where there is no copy, or the block is cancelled.
 
     Raises:
         CheckerError: it cannot be copied, or the copy is not as it should be; `.cause` where it is known.
     """
-    async with slot.host.copy_limit:
-        try:
-            checkpoint = await slot.snapshot(keep=keep)
-        except DumpError as e:
-            raise CheckerError(
-                f"the desktop cannot be copied, so it is not graded: {e.message}",
-                hint="verify(in_place=True) grades the desktop itself",
-                cause=_cause_of_refusal(slot, e),
-                evidence=[str(e.facts.get("log_excerpt") or e.message)[-1000:]],
-            ) from e
-        whole = opened = False
-        try:
-            async with _restored(slot.host, checkpoint, EndState.of(slot)) as copy:
-                opened = True
-                yield copy
-            whole = True
-        except Exception:
-            whole = opened  # a checker that failed: what it was asked about may be worth another look
-            raise
-        finally:
-            # Of a cancelled block, an error that the cancellation has brought about may be all that is seen here.
-            if keep and not (whole and trio.current_effective_deadline() > -math.inf):
-                with trio.CancelScope(shield=True):
-                    await in_thread(slot.host.services.store.discard_alone, checkpoint.manifest)
+    try:
+        checkpoint = await slot.snapshot(keep=keep)
+    except DumpError as e:
+        raise CheckerError(
+            f"the desktop cannot be copied, so it is not graded: {e.message}",
+            hint="verify(in_place=True) grades the desktop itself",
+            cause=_cause_of_refusal(slot, e),
+            evidence=[str(e.facts.get("log_excerpt") or e.message)[-1000:]],
+        ) from e
+    whole = opened = False
+    try:
+        async with _restored(slot.host, checkpoint, EndState.of(slot)) as copy:
+            opened = True
+            yield copy
+        whole = True
+    except Exception:
+        whole = opened  # a checker that failed: what it was asked about may be worth another look
+        raise
+    finally:
+        # Of a cancelled block, an error that the cancellation has brought about may be all that is seen here.
+        if keep and not (whole and trio.current_effective_deadline() > -math.inf):
+            with trio.CancelScope(shield=True):
+                await in_thread(slot.host.services.store.discard_alone, checkpoint.manifest)
 
 
 @asynccontextmanager
 async def open_kept(host: Host, checkpoint: Checkpoint) -> AsyncIterator[Copy]:
     """Restore an end state for grading; at the end of the block nothing but the end state is left.
 
+    The caller has waited for its turn (`Host.copy_limit`).
+
     Raises:
         CheckerError: the copy is not as it should be.
         CheckpointError: the checkpoint is no end state.
     """
-    async with host.copy_limit, _restored(host, checkpoint, EndState.kept_in(checkpoint)) as copy:
+    async with _restored(host, checkpoint, EndState.kept_in(checkpoint)) as copy:
         yield copy
 
 

@@ -88,7 +88,10 @@ async def grade(slot: Slot, *, in_place: bool, keep: bool) -> Reward:
     evidence = await trio.to_thread.run_sync(desktop.evidence)
     episode.add(await host.services.gates.check(Phase.VERIFY, desktop.view(), evidence))
     check = _Check(task, EndState.of(slot), episode.pinned, kept=keep, graded={"in_place": in_place})
-    score, error = await check.attempt(host, nullcontext(slot) if in_place else open_copy(slot, keep=keep))
+    if in_place:
+        score, error = await check.attempt(host, nullcontext(slot), nullcontext())
+    else:
+        score, error = await check.attempt(host, open_copy(slot, keep=keep), host.copy_limit)
     if keep:
         await end_states.sweep(host.services.store, host.config)
     facts: dict[str, Json] = {"graded": check.graded}
@@ -117,7 +120,7 @@ async def regrade(
         pinned: what scores it.
     """
     check = _Check(task, state, pinned, kept=True)
-    score, error = await check.attempt(host, open_kept(host, checkpoint))
+    score, error = await check.attempt(host, open_kept(host, checkpoint), host.copy_limit)
     return score, error and _without_blame(error, acted=state.acted), list(check.graded.get("thawed", []))
 
 
@@ -165,41 +168,47 @@ class _Check:
     findings: dict[str, Json] = attrs.field(factory=dict)
 
     async def attempt(
-        self, host: Host, opening: AbstractAsyncContextManager[Slot | Copy]
+        self, host: Host, opening: AbstractAsyncContextManager[Slot | Copy], turn: AbstractAsyncContextManager[object]
     ) -> tuple[float | None, Failure | None]:
-        """The score of the desktop that `opening` gives, or why there is none."""
+        """The score of the desktop that `opening` gives, or why there is none; nothing begins before its turn."""
         try:
-            return await self._score(host, opening), None
+            return await self._score(host, opening, turn), None
         except Exception as e:  # noqa: BLE001 - a checker that raises gives no score, and says why
             errors = leaves(e)
             if not all(isinstance(x, DrumsError) for x in errors):
                 _log.exception("checker raised", task=self.task.id)
             return None, _failure(errors)
 
-    async def _score(self, host: Host, opening: AbstractAsyncContextManager[Slot | Copy]) -> float:
+    async def _score(
+        self, host: Host, opening: AbstractAsyncContextManager[Slot | Copy], turn: AbstractAsyncContextManager[object]
+    ) -> float:
         _, checker, _ = checker_for(host.checkers, self.task)
         scratch = Path(tempfile.mkdtemp(prefix="drums-check-"))
         cache = scratch / "cache"
         cache.mkdir()
         for name, text in self.state.outputs.items():
             (cache / name).write_text(text, encoding="utf-8")
+        asking = _Asking(cache, host.config.checker_timeout_s)
+        context = CheckContext(
+            task=deepcopy(self.task),
+            last_action=self.state.last_action,
+            serve_guest=asking.serve,
+            transport_failures=asking.failures,
+            run_steps=asking.run_steps,
+            scratch=scratch,
+            pinned=self.pinned,
+            findings=self.findings,
+            serve_ports={port: partial(asking.ports.serve, port) for port in GRADED_PORTS},
+            wait_there=asking.wait_there,
+        )
         try:
-            async with opening as place:
-                if isinstance(place, Copy):
-                    self._note(place)
-                asking = _Asking(cache, place)
-                context = CheckContext(
-                    task=deepcopy(self.task),
-                    last_action=self.state.last_action,
-                    serve_guest=asking.serve,
-                    transport_failures=asking.failures,
-                    run_steps=asking.run_steps,
-                    scratch=scratch,
-                    pinned=self.pinned,
-                    findings=self.findings,
-                    serve_ports={port: partial(asking.ports.serve, port) for port in GRADED_PORTS},
-                )
-                score = await asking.checked(checker, context, host.config.checker_timeout_s)
+            # A worker loads what it needs while the copy is made, on the processors that this leaves idle.
+            async with turn, trio.open_nursery() as nursery:
+                nursery.start_soon(asking.check, checker, context)
+                async with opening as place:
+                    if isinstance(place, Copy):
+                        self._note(place)
+                    score = await asking.checked(place)
         finally:
             shutil.rmtree(scratch)
         if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
@@ -215,34 +224,55 @@ class _Check:
 
 @attrs.define
 class _Asking:
-    """What a checker reaches of a desktop; `cache` takes what its steps print."""
+    """What a checker reaches of a desktop.
+
+    Args:
+        cache: takes what its steps print.
+        limit_s: how long it may take, in seconds, once the desktop is there.
+    """
 
     cache: Path
-    place: Slot | Copy
+    limit_s: float
     failures: list[str] = attrs.field(factory=list)
     _hostile: list[str] = attrs.field(factory=list)
     _faults: list[CheckerError] = attrs.field(factory=list)
+    _place: Slot | Copy | None = None
+    _there: trio.Event = attrs.field(factory=trio.Event)
+    _clock: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    _ended: trio.Event = attrs.field(factory=trio.Event)
+    _score: object = None
+    _error: Exception | None = None
     ports: PortGateway = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.ports = PortGateway(self._connect, self.failures, self._hostile)
 
+    async def wait_there(self) -> None:
+        """`CheckContext.wait_there`."""
+        await self._there.wait()
+
+    async def _desktop(self) -> Slot | Copy:
+        await self._there.wait()
+        assert self._place is not None
+        return self._place
+
     @asynccontextmanager
     async def _connect(self, port: int) -> AsyncIterator[trio.SocketStream]:
-        place = self.place
+        place = await self._desktop()
         stream = place.connect_port(port) if isinstance(place, Copy) else PortUses().open(place.guest.netns_fd, port)
         async with stream as opened:
             yield opened
 
     async def serve(self, fd: int) -> None:
         """`CheckContext.serve_guest`."""
-        place = self.place
-        if not isinstance(place, Copy):
-            await serve_guest(place.guest.request, fd, self.failures, self._hostile)
-            return
         try:
             with ExitStack() as unserved:
                 unserved.callback(os.close, fd)
+                place = await self._desktop()
+                if not isinstance(place, Copy):
+                    unserved.pop_all()
+                    await serve_guest(place.guest.request, fd, self.failures, self._hostile)
+                    return
                 async with place.frozen():
                     unserved.pop_all()
                     await serve_guest(place.request, fd, self.failures, self._hostile)
@@ -252,22 +282,35 @@ class _Asking:
 
     async def run_steps(self, documents: Sequence[SetupStep]) -> None:
         """`CheckContext.run_steps`."""
-        await run_steps(self.place, documents, cache=self.cache)
-        if isinstance(self.place, Copy):
-            self.place.require_sound("broke while its postconfig ran")
+        place = await self._desktop()
+        await run_steps(place, documents, cache=self.cache)
+        if isinstance(place, Copy):
+            place.require_sound("broke while its postconfig ran")
 
-    async def checked(self, checker: Checker, context: CheckContext, limit_s: float) -> object:
-        """What the checker returns.
+    async def check(self, checker: Checker, context: CheckContext) -> None:
+        """Run a checker, from before there is a desktop on; `checked` tells what came of it."""
+        try:
+            with self._clock:
+                self._score = await checker.check(context)
+            if self._clock.cancelled_caught:
+                self._error = CheckerError(f"the checker did not end within {self.limit_s:g} s")
+        except Exception as e:  # noqa: BLE001 - `checked` raises it
+            self._error = e
+        self._ended.set()
+
+    async def checked(self, place: Slot | Copy) -> object:
+        """What the checker returns that was given to `check`, of this desktop.
 
         Raises:
             CheckerError: it cannot count.
         """
-        place = self.place
+        self._place = place
+        self._clock.deadline = trio.current_time() + self.limit_s
+        self._there.set()
+        await self._ended.wait()
         try:
-            with trio.move_on_after(limit_s) as scope:
-                score: object = await checker.check(context)
-            if scope.cancelled_caught:
-                raise CheckerError(f"the checker did not end within {limit_s:g} s")
+            if self._error is not None:
+                raise self._error
         except Exception as e:
             told = [x for x in leaves(e) if isinstance(x, CheckerError)]
             if told and isinstance(place, Copy) and place.fault is not None:
@@ -283,4 +326,4 @@ class _Asking:
             place.require_sound("broke while it was looked at")
         if self.failures:
             raise CheckerError(f"the desktop could not be asked: {self.failures[0]}")
-        return score
+        return self._score

@@ -125,12 +125,16 @@ class OSWorldChecker:
     async def check(self, context: CheckContext) -> float:
         """The score, in OSWorld's order: `postconfig`, then what the agent said, then the functions."""
         evaluator = context.task.evaluator
-        await run_postconfig(context, postconfig(context.task))
+        steps = postconfig(context.task)
         gave_up = context.last_action == _GIVE_UP
-        if evaluator.get("func") == "infeasible":
-            return 1.0 if gave_up else 0.0
-        if gave_up:
-            return 0.0
+        if gave_up or evaluator.get("func") == "infeasible":
+            await run_postconfig(context, steps)
+            return 1.0 if gave_up and evaluator.get("func") == "infeasible" else 0.0
+
+        async def postconfig_done() -> None:
+            await run_postconfig(context, steps)
+            _let_read(context.scratch)
+
         source = f"OSWorld's {evaluator['func']!r}"
         request, files = await self._request(context)
         answer, broken = await ask_worker(
@@ -141,6 +145,7 @@ class OSWorldChecker:
             source=source,
             files=files,
             ports=context.serve_ports,
+            until=postconfig_done,
         )
         if broken:
             error = CheckerError(f"{source} could not be run: {broken[0]}", hint=_remedy(broken[0]), reasons=broken)
@@ -188,15 +193,18 @@ def _place(symbol: Any) -> dict[str, str]:
 
 
 def _kept(scratch: Path) -> dict[str, Path]:
-    """The folder that set-up steps leave the output of commands in (`keep_output`), readable for the worker."""
+    """The folder that set-up steps leave the output of commands in (`keep_output`)."""
     cache = scratch / "cache"
-    if not cache.is_dir():
-        return {}
-    cache.chmod(0o755)
-    for entry in os.scandir(cache):
-        if stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
-            Path(entry.path).chmod(0o644)
-    return {"cache": cache}
+    return {"cache": cache} if cache.is_dir() else {}
+
+
+def _let_read(scratch: Path) -> None:
+    """Let a worker read what is kept, once all of it is."""
+    for cache in _kept(scratch).values():
+        cache.chmod(0o755)
+        for entry in os.scandir(cache):
+            if stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
+                Path(entry.path).chmod(0o644)
 
 
 def _remedy(reason: str) -> str:

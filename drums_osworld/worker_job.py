@@ -23,7 +23,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -373,8 +373,8 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)[:200]
 
 
-def run(request: dict[str, Any]) -> dict[str, Any]:
-    """Evaluate a task.
+def run(request: dict[str, Any]) -> Generator[None, None, dict[str, Any]]:
+    """Evaluate a task; what its functions need is imported before there is a desktop to ask.
 
     Args:
         request: `evaluator`; `root`, the folder of `desktop_env`; `metrics` and `getters`, name -> `module` and
@@ -390,6 +390,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         stay_offline()
     finally:
         _phase["importing"] = False
+    yield
     if os.path.isdir(KEPT):
         shutil.copytree(KEPT, CACHE)
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ from drums_verifiers.workers import Workers
 
 
 async def run_postconfig(context: CheckContext, steps: Sequence[SetupStep]) -> None:
-    """Carry out an evaluator's steps on the desktop that is checked.
+    """Carry out an evaluator's steps on the desktop that is checked, once it is there.
 
     Raises:
         CheckerError: one failed.
     """
+    await context.wait_there()
     if not steps:
         return
     try:
@@ -36,13 +37,14 @@ async def ask_worker(
     source: str,
     files: Mapping[str, Path],
     ports: Mapping[int, Serve] | None = None,
+    until: Callable[[], Awaitable[None]],
 ) -> tuple[dict[str, Any], list[str]]:
     """What a worker answers about the desktop that is checked, which it can ask.
 
     Args:
         context: the check.
         workers: those of the checker.
-        request, function, files, ports: as for `Job`.
+        request, function, files, ports, until: as for `Job`.
         source: whose answer it is, for messages.
 
     Returns:
@@ -53,7 +55,7 @@ async def ask_worker(
             is no such answer.
     """
     try:
-        answer = await workers.run(Job(request, function, context.serve_guest, files, ports or {}))
+        answer = await workers.run(Job(request, function, context.serve_guest, files, ports or {}, until))
     except CheckerError as e:
         refuse_unasked(context.transport_failures, e)
         raise

@@ -134,6 +134,7 @@ def worker_environment() -> dict[str, str]:
 def sandbox_plan(
     *,
     reply_fd: int,
+    go_fd: int,
     report_fd: int,
     timeout_s: float,
     cgroup_paths: Sequence[Path],
@@ -144,6 +145,7 @@ def sandbox_plan(
 
     Args:
         reply_fd: descriptor that the worker writes its reply to.
+        go_fd: descriptor that it reads from before it does what asks a desktop.
         report_fd: descriptor that gets the host's pid of the namespace's pid 1 once the namespaces are there.
         timeout_s: the worker's time, for the CPU limit.
         cgroup_paths: cgroup directories that the worker joins; they limit its memory and its processes.
@@ -196,11 +198,11 @@ def sandbox_plan(
         ["seccomp", desktop_filter().hex()],
         # The worker is not pid 1 itself: pid 1 ignores signals that it has no handler for, its own abort(3) included.
         ["fork", None, False],
-        ["close_from", 3, [reply_fd]],
+        ["close_from", 3, [reply_fd, go_fd]],
         ["umask", 0o077],
         [
             "exec",
-            [os.path.realpath(sys.executable), "-I", "-S", "-B", MAIN, str(reply_fd), *preload],
+            [os.path.realpath(sys.executable), "-I", "-S", "-B", MAIN, str(reply_fd), str(go_fd), *preload],
             worker_environment(),
         ],
     ]

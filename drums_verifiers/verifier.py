@@ -11,6 +11,7 @@ Order and the agent's FAIL are OSWorld's: `postconfig` first, then a last action
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,12 +133,15 @@ class VerifierChecker:
 
     async def check(self, context: CheckContext) -> float:
         """The score."""
-        await run_postconfig(context, _postconfig(context.task))
+        postconfig = partial(run_postconfig, context, _postconfig(context.task))
         if context.last_action == _GIVE_UP:
+            await postconfig()
             return 0.0
         source = _source(context.task)
         request, files = await self._request(context)
-        answer, broken = await ask_worker(context, self._workers, request, function=JOB, source=source, files=files)
+        answer, broken = await ask_worker(
+            context, self._workers, request, function=JOB, source=source, files=files, until=postconfig
+        )
         refuse_unasked(broken)
         context.findings.update({key: answer[key] for key in ("evidence", "notes") if key in answer})
         return score_of(answer["score"], source=source)

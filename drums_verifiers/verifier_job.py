@@ -10,7 +10,7 @@ import importlib
 import inspect
 import json
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Generator
 from typing import Any
 
 from drums_verifiers.desktop_view import BROKEN, Desktop, DesktopUnreachable
@@ -69,8 +69,8 @@ def find(module: str, attribute: str, function: str) -> Any:
     return getattr(target, function)
 
 
-def run(request: dict[str, Any]) -> dict[str, Any]:
-    """Call a verifier.
+def run(request: dict[str, Any]) -> Generator[None, None, dict[str, Any]]:
+    """Call a verifier; its module is imported before there is a desktop to ask.
 
     Args:
         request: `module`, `attribute` (dotted, or empty), `function`, `options`, `task`, `last_action`, and `path`:
@@ -84,6 +84,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {"score": None}
     try:
         function = find(request["module"], request["attribute"], request["function"])
+        yield
         answer |= call(function, Desktop(request["last_action"]), request["task"], request["options"])
     except DesktopUnreachable:
         pass  # it is in BROKEN

@@ -79,6 +79,8 @@ class Job:
         guest: serves the worker's 127.0.0.1:5000. Without it, and without `ports`, the worker has no network at all.
         files: name -> file or folder on the host, shown read-only as `/drums/files/NAME`.
         ports: serve other ports of its 127.0.0.1, likewise.
+        until: awaited once the worker has begun; from its end on the ports are served, and the worker's time counts. A
+            function that is a generator function meanwhile runs up to its `yield`, others are not called before.
     """
 
     request: Mapping[str, Any]
@@ -86,6 +88,7 @@ class Job:
     guest: Serve | None = None
     files: Mapping[str, Path] = attrs.field(factory=dict)
     ports: Mapping[int, Serve] = attrs.field(factory=dict)
+    until: Callable[[], Awaitable[None]] | None = None
 
     def served(self) -> dict[int, Serve]:
         """Who serves which port."""
@@ -148,8 +151,12 @@ async def start_worker(kind: Kind) -> Worker:
             writers.callback(os.close, report_w)
             report_stream = trio.lowlevel.FdStream(report_r)
             stack.push_async_callback(report_stream.aclose)
+            go_r, go_w = os.pipe()
+            writers.callback(os.close, go_r)
+            stack.callback(os.close, go_w)
             plan = sandbox.sandbox_plan(
                 reply_fd=reply_w,
+                go_fd=go_r,
                 report_fd=report_w,
                 timeout_s=kind.timeout_s,
                 cgroup_paths=cgroup.paths,
@@ -160,14 +167,14 @@ async def start_worker(kind: Kind) -> Worker:
             with trio.CancelScope(shield=True):
                 process = await start_helper(
                     plan,
-                    pass_fds=(reply_w, report_w),
+                    pass_fds=(reply_w, go_r, report_w),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     # pid 1 inside keeps the environment that the helper was started with, and the worker can read it.
                     env=sandbox.worker_environment(),
                 )
-                worker = Worker(kind, cgroup.paths, process, reply_stream)
+                worker = Worker(kind, cgroup.paths, process, reply_stream, go_w)
                 stack.push_async_callback(worker.close_streams)
                 stack.push_async_callback(worker.kill)
                 writers.close()
@@ -196,12 +203,14 @@ class Worker:
     cgroup_paths: Sequence[Path]
     process: trio.Process
     reply_stream: trio.lowlevel.FdStream
+    go: int  # descriptor; written to, it lets the job go on
     pid1: int | None = None  # pidfd of the namespace's pid 1
     function: str = ""
     reply: bytearray = attrs.field(factory=bytearray)
     output: bytearray = attrs.field(factory=bytearray)
     fault: str = ""
-    begun: bool = False
+    refusal: Exception | None = None  # of what the job waits for
+    has_begun: trio.Event = attrs.field(factory=trio.Event)
     unbegun: str = ""  # why not
     stack: AsyncExitStack = attrs.field(factory=AsyncExitStack)
 
@@ -210,19 +219,28 @@ class Worker:
         """Whether it still lives."""
         return self.process.returncode is None
 
+    @property
+    def begun(self) -> bool:
+        """Whether it has its job."""
+        return self.has_begun.is_set()
+
     async def answer(self, job: Job) -> dict[str, Any]:
         """Give it its job, and return the answer.
 
         Raises:
             NotBegun: there is none, and nothing of the job has run.
             CheckerError: there is none; `.output` is the end of what the worker printed.
+
+        What `job.until` raises comes through.
         """
         self.function = job.function
         shown, call = job.shown(), job.call()
-        with trio.move_on_after(self.kind.timeout_s) as clock:
-            await self._converse(job, shown, call)
+        with trio.CancelScope() as clock:
+            await self._converse(job, shown, call, clock)
         if clock.cancelled_caught:
             raise self.error(f"did not finish within {self.kind.timeout_s:g} s")
+        if self.refusal:
+            raise self.refusal
         if self.fault:
             raise self.error(self.fault)
         if not self.begun:
@@ -234,22 +252,42 @@ class Worker:
             raise self.error("wanted more processes and threads than its cgroup allows")
         return _parse(self)
 
-    async def _converse(self, job: Job, shown: Mapping[str, Path], call: bytes) -> None:
-        served = job.served()
+    async def _converse(self, job: Job, shown: Mapping[str, Path], call: bytes, clock: trio.CancelScope) -> None:
         try:
-            listeners = await trio.to_thread.run_sync(self._let_in, shown, list(served))
+            listeners = await trio.to_thread.run_sync(self._let_in, shown, list(job.served()))
         except OSError as e:
             self.unbegun = f"could not be given its job: {e}"
             return
         async with trio.open_nursery() as outer:
-            for port, listener in listeners.items():
-                outer.start_soon(_serve, self, served[port], listener, outer.cancel_scope)
+            outer.start_soon(self._let_go, job, listeners, clock, outer)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_feed, self, call)
                 nursery.start_soon(_drain, self, outer.cancel_scope)
                 nursery.start_soon(_receive, self, outer.cancel_scope)
                 await self.process.wait()
             outer.cancel_scope.cancel()
+
+    async def _let_go(
+        self, job: Job, listeners: Mapping[int, int], clock: trio.CancelScope, nursery: trio.Nursery
+    ) -> None:
+        """Once it has begun, wait for what the job waits for; then serve its ports in the nursery, and tell it."""
+        with ExitStack() as unserved:
+            for listener in listeners.values():
+                unserved.callback(os.close, listener)
+            await self.has_begun.wait()
+            if job.until is not None:
+                try:
+                    await job.until()
+                except Exception as e:  # noqa: BLE001 - `answer` raises it, as no group
+                    self.refusal = e
+                    nursery.cancel_scope.cancel()
+                    return
+            unserved.pop_all()
+        clock.deadline = trio.current_time() + self.kind.timeout_s
+        for port, serve in job.served().items():
+            nursery.start_soon(_serve, self, serve, listeners[port], nursery.cancel_scope)
+        with suppress(BrokenPipeError):  # it has ended
+            os.write(self.go, b"\n")
 
     def _let_in(self, shown: Mapping[str, Path], ports: Sequence[int]) -> dict[int, int]:
         """Mount what it is shown, and open its sockets: port -> descriptor. Blocks."""
@@ -357,7 +395,8 @@ async def _drain(worker: Worker, scope: trio.CancelScope | None = None) -> None:
 
 async def _receive(worker: Worker, scope: trio.CancelScope) -> None:
     with trio.move_on_after(BEGIN_LIMIT_S) as clock:
-        worker.begun = await worker.reply_stream.receive_some(1) == _BEGUN
+        if await worker.reply_stream.receive_some(1) == _BEGUN:
+            worker.has_begun.set()
     if clock.cancelled_caught:
         worker.unbegun = f"had not begun after {BEGIN_LIMIT_S:g} s"
         scope.cancel()

@@ -5,13 +5,16 @@ of the standard library, of which nothing else can be found yet, and says that i
 in one line on standard input, which the host keeps open: it is the leash. When the host dies its end closes, and the
 kernel then ends this process, and with it the sandbox.
 
-The reply's descriptor gets a blank for "waits", a newline for "has a job", and then the reply in JSON.
+The reply's descriptor gets a blank for "waits", a newline for "has a job", and then the reply in JSON. The job's
+function is called once the host has written to the descriptor `go`. One that is a generator function is called at once,
+and has its first part, up to its `yield`, run before that: imports, while there is no desktop to ask yet.
 """
 
 from __future__ import annotations
 
 import fcntl
 import importlib
+import inspect
 import json
 import os
 import select
@@ -19,6 +22,7 @@ import signal
 import sys
 import tarfile
 import traceback
+from collections.abc import Callable, Generator
 from typing import Any
 
 _SCRATCH_LEFT = 64 << 10
@@ -33,12 +37,38 @@ def _reply(fd: int, document: dict[str, Any]) -> None:
         data = data[os.write(fd, data) :]
 
 
-def _outcome(call: dict[str, Any]) -> dict[str, Any]:
+def _end(parts: Generator[None, None, Any]) -> Any:
+    """What the last part of a job returns."""
+    try:
+        next(parts)
+    except StopIteration as end:
+        return end.value
+    raise RuntimeError("the job has more than two parts")
+
+
+def _called(function: Callable[[Any], Any], request: Any, go: int) -> Any:
+    if not inspect.isgeneratorfunction(function):
+        _wait(go)
+        return function(request)
+    parts = function(request)
+    next(parts)
+    _wait(go)
+    return _end(parts)
+
+
+def _wait(go: int) -> None:
+    told = os.read(go, 1)
+    os.close(go)
+    if not told:
+        os._exit(3)  # the host is gone
+
+
+def _outcome(call: dict[str, Any], go: int) -> dict[str, Any]:
     try:
         sys.path[:0] = call["path_first"]
         sys.path += call["path_last"]
         module, _, function = call["job"].partition(":")
-        value = getattr(importlib.import_module(module), function)(call["request"])
+        value = _called(getattr(importlib.import_module(module), function), call["request"], go)
         free = os.statvfs(".")
         if free.f_bavail * free.f_frsize < _SCRATCH_LEFT or free.f_favail < 8:
             # A checker that met ENOSPC has probably swallowed it.
@@ -65,9 +95,10 @@ def _leash() -> None:
 
 def main() -> None:
     """Serve the one request."""
-    fd = int(sys.argv[1])
+    fd, go = int(sys.argv[1]), int(sys.argv[2])
     os.set_inheritable(fd, False)
-    for name in sys.argv[2:]:
+    os.set_inheritable(go, False)
+    for name in sys.argv[3:]:
         importlib.import_module(name)
     # Python ignores it, and a file that is too large would then be an error that checkers swallow into a 0.
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
@@ -84,7 +115,7 @@ def main() -> None:
     os.dup2(null, 0)
     os.close(null)
     os.write(fd, b"\n")
-    _reply(fd, _outcome(call))
+    _reply(fd, _outcome(call, go))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads that a job left do not hold the reply back

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import attrs
 import pytest
 import trio
+import trio.testing
 from desktops import make_task
 from requires import requires
 
@@ -26,19 +28,30 @@ from drums_core.verifying import Failure, _Asking, _Check
 pytestmark = requires("root")
 
 
-async def attempted(check: Callable[[Any], Awaitable[float]]) -> Failure:
-    """Why a checker that does this gives no score."""
+Check = Callable[[Any], Awaitable[float]]
+
+
+async def tried(
+    check: Check, opening: AbstractAsyncContextManager[Any] | None = None, limit_s: float = 5
+) -> tuple[float | None, Failure | None]:
+    """What comes of a checker that does this, of a desktop that `opening` gives."""
     checker = SimpleNamespace(claims=lambda _: True, check=check)
-    config = SimpleNamespace(checker_timeout_s=5)
+    config = SimpleNamespace(checker_timeout_s=limit_s)
     host = cast(Host, SimpleNamespace(checkers={"planted": (checker, None)}, config=config))
     task = make_task()
     state = EndState(slot="s", episode="e", last_action=None, acted=True, outputs={})
-    score, failure = await _Check(task, state, None, kept=False).attempt(host, nullcontext(cast(Slot, None)))
+    place = nullcontext(cast(Slot, SimpleNamespace())) if opening is None else opening
+    return await _Check(task, state, None, kept=False).attempt(host, place, nullcontext())
+
+
+async def attempted(check: Check) -> Failure:
+    """Why a checker that does this gives no score."""
+    score, failure = await tried(check)
     assert score is None and failure is not None
     return failure
 
 
-def raising(*errors: Exception, deep: bool = False) -> Callable[[Any], Awaitable[float]]:
+def raising(*errors: Exception, deep: bool = False) -> Check:
     """A checker whose tasks all raise, in a nursery, or in one within another."""
 
     async def one(error: Exception, all_there: trio.Event) -> None:
@@ -117,9 +130,132 @@ async def test_a_copy_that_cannot_be_frozen_leaves_no_listener_open() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         fd = server.detach()
-    asking = _Asking(Path("/none"), Unfreezable())
+    asking = _Asking(Path("/none"), 5)
+    asking._place = Unfreezable()
+    asking._there.set()
     with pytest.raises(CheckerError, match="planted"):
         await asking.serve(fd)
     assert asking._faults == [fault]
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
+
+
+@attrs.define
+class Making:
+    """A desktop that is still made while its check begins."""
+
+    go_on: trio.Event = attrs.field(factory=trio.Event)
+    fault: Exception | None = None
+    made: bool = False
+    left: bool = False
+
+    @asynccontextmanager
+    async def opening(self) -> AsyncIterator[Any]:
+        """It, once it may go on."""
+        await self.go_on.wait()
+        if self.fault is not None:
+            raise self.fault
+        self.made = True
+        try:
+            yield SimpleNamespace()
+        finally:
+            self.left = True
+
+
+async def test_a_check_begins_while_its_desktop_is_made() -> None:
+    making, order = Making(), []
+
+    async def check(context: Any) -> float:
+        order.append(("begins", making.made))
+        making.go_on.set()
+        await context.wait_there()
+        order.append(("asks", making.made and not making.left))
+        return 0.5
+
+    assert await tried(check, making.opening()) == (0.5, None)
+    assert order == [("begins", False), ("asks", True)] and making.left
+
+
+@pytest.mark.parametrize("ask", ["steps", "guest", "port"])
+async def test_nothing_reaches_a_desktop_before_it_is_there(ask: str, autojump_clock: trio.testing.MockClock) -> None:
+    making = Making()
+
+    async def check(context: Any) -> float:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            fd = server.detach()
+        ways: dict[str, Callable[[], Awaitable[None]]] = {
+            "steps": lambda: context.run_steps([]),
+            "guest": lambda: context.serve_guest(fd),
+            "port": lambda: context.serve_ports[9222](fd),
+        }
+        with trio.move_on_after(60) as scope:
+            await ways[ask]()
+        assert scope.cancelled_caught and not making.made
+        if ask == "steps":
+            os.close(fd)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+        making.go_on.set()
+        await context.wait_there()
+        return 1.0
+
+    assert await tried(check, making.opening()) == (1.0, None)
+
+
+async def test_a_check_that_ends_before_its_desktop_is_there_does_not_count_without_it() -> None:
+    """Neither its score nor its error; what kept the desktop away is told."""
+    for check in (returning(1.0), raising(ValueError("planted"))):
+        making = Making(fault=CheckerError("the copy is broken", cause=Cause.INFRASTRUCTURE))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(let_go_on, making)
+            score, failure = await tried(check, making.opening())
+        assert (score, failure) == (None, Failure("the copy is broken", Cause.INFRASTRUCTURE))
+
+
+async def test_a_desktop_that_cannot_be_had_ends_its_check() -> None:
+    making, ended = Making(fault=CheckerError("the copy is broken")), []
+
+    async def check(context: Any) -> float:
+        making.go_on.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append(True)
+
+    assert await tried(check, making.opening()) == (None, Failure("the copy is broken"))
+    assert ended == [True]
+
+
+async def test_the_time_of_a_check_counts_from_when_its_desktop_is_there(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    making, took = Making(), []
+
+    async def check(context: Any) -> float:
+        await trio.sleep(60)
+        making.go_on.set()
+        await context.wait_there()
+        began = trio.current_time()
+        try:
+            await trio.sleep(60)
+        finally:
+            took.append(trio.current_time() - began)
+        return 1.0
+
+    score, failure = await tried(check, making.opening(), limit_s=5)
+    assert (score, failure) == (None, Failure("the checker did not end within 5 s"))
+    assert took == [5.0]
+
+
+async def let_go_on(making: Making) -> None:
+    await trio.testing.wait_all_tasks_blocked()
+    making.go_on.set()
+
+
+def returning(score: float) -> Check:
+    """A checker that asks nothing."""
+
+    async def check(context: Any) -> float:
+        return score
+
+    return check

@@ -11,7 +11,7 @@ import pickle
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from worker_bench import Guest, gone, nothing_left, served, workers  # noqa: F40
 
 from drums.errors import CheckerError
 from drums_verifiers import sandbox
-from drums_verifiers.worker import LIMITS, Job, Kind, Serve
+from drums_verifiers.worker import LIMITS, Job, Kind, NotBegun, Serve
 from drums_verifiers.workers import Workers
 
 pytestmark = requires("root")
@@ -48,11 +48,12 @@ async def run(
     guest: Serve | None = None,
     files: Mapping[str, Path] | None = None,
     ports: Mapping[int, Serve] | None = None,
+    until: Callable[[], Awaitable[None]] | None = None,
     **kind: Any,
 ) -> dict[str, Any]:
     workers = Workers(Kind(**{"timeout_s": 20, **kind}), 1)
     name = function if ":" in function else f"worker_jobs:{function}"
-    job = Job(request or {}, name, guest, files or {}, ports or {})
+    job = Job(request or {}, name, guest, files or {}, ports or {}, until)
     if not WAITED["now"]:
         return await workers.run(job)
     async with served(workers) as worker:
@@ -276,6 +277,65 @@ async def test_process_limit_is_its_own_and_shows() -> None:
         with pytest.raises(CheckerError, match="more processes and threads than its cgroup allows"):
             await run("swarm", limits=limits)
     assert others == [{"left": True}]
+
+
+async def test_a_job_in_two_parts_waits_between_them() -> None:
+    """The first runs while what is to be asked is not there yet: nothing is served, and no time counts."""
+    guest, seen = Guest(), []
+
+    async def until() -> None:
+        await trio.sleep(1.5)  # more than the job's time
+        seen.append(guest.listened)
+
+    began = time.time()
+    answer = await run("in_two_parts", {}, guest=guest, until=until, timeout_s=1.0)
+    assert answer["answer"] == "good day"
+    assert answer["first"] - began < 1.5 <= answer["second"] - began
+    assert seen == [""] and guest.listened == "('127.0.0.1', 5000)"
+
+
+async def test_a_job_in_one_part_is_not_called_before() -> None:
+    times = []
+
+    async def until() -> None:
+        await trio.sleep(0.5)
+        times.append(time.time())
+
+    answer = await run("now", {}, until=until)
+    assert answer["now"] >= times[0]
+
+
+async def test_what_a_job_waits_for_fails_and_its_error_comes_through() -> None:
+    async def until() -> None:
+        raise CheckerError("planted: the postconfig failed")
+
+    with pytest.raises(CheckerError, match="planted: the postconfig failed") as info:
+        await run("in_two_parts", {}, guest=Guest(), until=until)
+    assert not isinstance(info.value, NotBegun)
+
+
+@pytest.mark.parametrize("how", ["raises", "dies", "thrice"])
+async def test_a_job_that_fails_in_its_first_part_does_not_wait(how: str) -> None:
+    ended = []
+
+    async def until() -> None:
+        if how == "thrice":
+            return
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append(True)
+
+    said = {"raises": "raised ValueError: planted", "dies": "killed by SIGKILL", "thrice": "more than two parts"}[how]
+    with pytest.raises(CheckerError, match=said):
+        await run("in_two_parts", {"how": how}, guest=Guest(), until=until)
+    assert ended == ([] if how == "thrice" else [True])
+
+
+async def test_cancellation_while_a_job_waits_leaves_nothing() -> None:
+    with trio.move_on_after(1.0) as scope:
+        await run("in_two_parts", {}, guest=Guest(), until=trio.sleep_forever)
+    assert scope.cancelled_caught
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.005, 0.02, 0.04, 0.06, 0.1, 0.3])

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Generator
 from typing import Any
 
 
@@ -209,3 +210,22 @@ def lose_a_child(request: dict[str, Any]) -> dict[str, Any]:
         eat(request)
     os.waitpid(child, 0)
     return {"score": 0.0}
+
+
+def now(request: dict[str, Any]) -> dict[str, Any]:
+    """When it was called."""
+    return {"now": time.time()}
+
+
+def in_two_parts(request: dict[str, Any]) -> Generator[None, None, dict[str, Any]]:
+    """When each part ran, and what the desktop answers."""
+    how = request.get("how")
+    if how == "raises":
+        raise ValueError("planted")
+    if how == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    first = time.time()
+    yield
+    if how == "thrice":
+        yield
+    return {"first": first, "second": time.time(), **ask(request)}
