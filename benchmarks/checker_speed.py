@@ -4,6 +4,7 @@
     sudo .venv/bin/python benchmarks/checker_speed.py --against /path/to/another/checkout
 
 On a copy: from the moment at which its gates have passed. In place: from the moment at which the checker is called.
+Whole: what a caller of `verify` waits.
 With `--against` the same rounds run in turn with another checkout's code (its own `.venv`), A B A B, so that a drifting
 machine meets both alike. Not a test: nothing here passes or fails.
 """
@@ -77,12 +78,15 @@ async def measure(rounds: int) -> Samples:
             for name, slot in slots.items():
                 for way, in_place in (("copy", False), ("in place", True)):
                     await trio.sleep(PAUSE_S)
+                    asked = time.perf_counter()
                     reward = await slot.verify(in_place=in_place)
+                    whole = time.perf_counter() - asked
                     assert reward.score == 1.0, reward
                     used = max((checker for checker, _ in checkers.values()), key=lambda x: x.ended)
                     took = used.ended - (used.began if in_place else ready[0])
                     if number >= 0:
                         samples.setdefault(f"{name}, {way}", []).append(took * 1e3)
+                        samples.setdefault(f"{name}, {way}, whole", []).append(whole * 1e3)
     return samples
 
 
