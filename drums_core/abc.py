@@ -280,8 +280,8 @@ class CheckContext:
         findings: what the checker says about its score; JSON, goes into the reward's provenance.
         serve_ports: the ports of the desktop that a checker can have as well, 9222 and 8080; each is served as
             `serve_guest` does it, with the bytes passed on as they are.
-        wait_there: wait until there is a desktop to ask. A check begins while the copy is still made, so that what it
-            loads costs no time; `run_steps` and those that serve wait by themselves.
+        wait_there: wait until there is a desktop to ask: for an `EarlyChecker`. `run_steps` and those that serve wait
+            by themselves.
     """
 
     task: Task
@@ -419,6 +419,17 @@ class Checker(Protocol):
         Raises:
             CheckerError: the checker failed, or the desktop could not be asked: there is no score.
         """
+
+
+@runtime_checkable
+class EarlyChecker(Protocol):
+    """A checker whose `check` is called while the copy is still made, so that what it loads costs no time.
+
+    It awaits `CheckContext.wait_there` before it does what is to happen to a finished desktop. Its time counts from
+    then on, and neither its score nor its error counts where the copy turns out to be broken.
+    """
+
+    begins_early: bool
 
 
 @runtime_checkable

@@ -82,7 +82,7 @@ class HostConfig:
         google_api: the base URL of Google's APIs: a mirror's or a stand-in's.
         google_drive_page: the page of Google Drive where desktops' browsers are asked to sign in.
         extra_required_gates: gates that must pass besides those of the specification.
-        checker_timeout_s: seconds that a checker may take.
+        checker_timeout_s: seconds that a checker may take, once there is a desktop to ask.
         waiting_workers: how many workers each checker keeps waiting, so that a check does not wait for one to start.
         verify_in_place: whether `verify`, unless told otherwise, grades the desktop itself and not a frozen copy.
         keep_end_states: whether `verify`, unless told otherwise, keeps the graded copy, for `reverify`.

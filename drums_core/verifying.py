@@ -19,7 +19,7 @@ import trio
 
 from drums.errors import CheckerError, DrumsError, VerifierNotFound
 from drums_core import end_states
-from drums_core.abc import CheckContext, Checker, Pinned
+from drums_core.abc import CheckContext, Checker, EarlyChecker, Pinned
 from drums_core.blame import blame
 from drums_core.copies import Copy, open_copy, open_kept
 from drums_core.end_states import EndState
@@ -208,8 +208,12 @@ class _Check:
                 async with opening as place:
                     if isinstance(place, Copy):
                         self._note(place)
-                    score = await asking.checked(place)
+                    try:
+                        score = await asking.checked(place)
+                    finally:  # a check that is cancelled has ended before its desktop does
+                        await asking.end()
         finally:
+            asking.log_unheard(self.task)
             shutil.rmtree(scratch)
         if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
             raise CheckerError(f"the checker returned {score!r}, expected a finite number")
@@ -238,10 +242,12 @@ class _Asking:
     _faults: list[CheckerError] = attrs.field(factory=list)
     _place: Slot | Copy | None = None
     _there: trio.Event = attrs.field(factory=trio.Event)
+    _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     _clock: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     _ended: trio.Event = attrs.field(factory=trio.Event)
     _score: object = None
     _error: Exception | None = None
+    _heard: bool = False
     ports: PortGateway = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -270,7 +276,7 @@ class _Asking:
                 unserved.callback(os.close, fd)
                 place = await self._desktop()
                 if not isinstance(place, Copy):
-                    unserved.pop_all()
+                    unserved.pop_all()  # who serves closes it
                     await serve_guest(place.guest.request, fd, self.failures, self._hostile)
                     return
                 async with place.frozen():
@@ -288,15 +294,29 @@ class _Asking:
             place.require_sound("broke while its postconfig ran")
 
     async def check(self, checker: Checker, context: CheckContext) -> None:
-        """Run a checker, from before there is a desktop on; `checked` tells what came of it."""
+        """Run a checker, from before there is a desktop on if it can; `checked` tells what came of it."""
         try:
-            with self._clock:
+            with self._scope, self._clock:
+                if not (isinstance(checker, EarlyChecker) and checker.begins_early):
+                    await self.wait_there()
                 self._score = await checker.check(context)
             if self._clock.cancelled_caught:
                 self._error = CheckerError(f"the checker did not end within {self.limit_s:g} s")
         except Exception as e:  # noqa: BLE001 - `checked` raises it
             self._error = e
-        self._ended.set()
+        finally:
+            self._ended.set()
+
+    async def end(self) -> None:
+        """End the check, and wait for that."""
+        self._scope.cancel()
+        with trio.CancelScope(shield=True):
+            await self._ended.wait()
+
+    def log_unheard(self, task: Task) -> None:
+        """Log an error of a check that was ended: what ended it is told instead."""
+        if self._error is not None and not self._heard:
+            _log.error("a check that was ended failed", task=task.id, error=str(self._error))
 
     async def checked(self, place: Slot | Copy) -> object:
         """What the checker returns that was given to `check`, of this desktop.
@@ -308,6 +328,7 @@ class _Asking:
         self._clock.deadline = trio.current_time() + self.limit_s
         self._there.set()
         await self._ended.wait()
+        self._heard = True
         try:
             if self._error is not None:
                 raise self._error

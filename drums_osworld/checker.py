@@ -53,6 +53,8 @@ class OSWorldChecker:
         config: the host's; an OSWorld checkout in it that holds `desktop_env` comes before the installed package.
     """
 
+    begins_early = True
+
     def __init__(self, config: HostConfig) -> None:
         self._config = config
         self._workers = Workers(Kind(config.checker_timeout_s, preload=_PRELOAD), config.waiting_workers)

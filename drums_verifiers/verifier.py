@@ -41,6 +41,8 @@ _PRELOAD = ("asyncio", "dataclasses", "datetime", "http.client", "inspect", "pat
 class VerifierChecker:
     """Scores with a function of an installed package."""
 
+    begins_early = True
+
     def __init__(self, config: HostConfig) -> None:
         self._workers = Workers(Kind(config.checker_timeout_s, preload=_PRELOAD), config.waiting_workers)
         self._copies = Copies()

@@ -56,7 +56,7 @@ class Kind:
     """What is settled about a worker before it has a job.
 
     Args:
-        timeout_s: wall-clock seconds that its job may take.
+        timeout_s: wall-clock seconds that its job may take, from the end of `Job.until` on.
         limits: of its cgroup.
         scratch_bytes: size of its scratch directory, which is its working directory, and of its largest file.
         preload: modules of the standard library that it imports before it waits; it can find no others then.
@@ -211,6 +211,7 @@ class Worker:
     fault: str = ""
     refusal: Exception | None = None  # of what the job waits for
     has_begun: trio.Event = attrs.field(factory=trio.Event)
+    awaited: trio.Lock = attrs.field(factory=trio.Lock)  # held while what the job waits for goes on
     unbegun: str = ""  # why not
     stack: AsyncExitStack = attrs.field(factory=AsyncExitStack)
 
@@ -230,8 +231,7 @@ class Worker:
         Raises:
             NotBegun: there is none, and nothing of the job has run.
             CheckerError: there is none; `.output` is the end of what the worker printed.
-
-        What `job.until` raises comes through.
+            Exception: of `job.until`, as it is.
         """
         self.function = job.function
         shown, call = job.shown(), job.call()
@@ -265,7 +265,8 @@ class Worker:
                 nursery.start_soon(_drain, self, outer.cancel_scope)
                 nursery.start_soon(_receive, self, outer.cancel_scope)
                 await self.process.wait()
-            outer.cancel_scope.cancel()
+            async with self.awaited:  # steps on a desktop are not left half done for it
+                outer.cancel_scope.cancel()
 
     async def _let_go(
         self, job: Job, listeners: Mapping[int, int], clock: trio.CancelScope, nursery: trio.Nursery
@@ -277,7 +278,8 @@ class Worker:
             await self.has_begun.wait()
             if job.until is not None:
                 try:
-                    await job.until()
+                    async with self.awaited:
+                        await job.until()
                 except Exception as e:  # noqa: BLE001 - `answer` raises it, as no group
                     self.refusal = e
                     nursery.cancel_scope.cancel()

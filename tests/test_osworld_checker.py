@@ -14,6 +14,7 @@ import attrs
 import pytest
 import trio
 from requires import requires
+from worker_bench import workers
 
 from drums.errors import CheckerError, ConfigError, GuestError, PrerequisiteError, SetupFailed, VerifierNotFound
 from drums_core.abc import CheckContext
@@ -138,8 +139,12 @@ class Bench:
         if self.fault:
             raise self.fault
 
-    async def score(self, evaluator: Mapping[str, Any], guest: Guest, last_action: str | None = None) -> float:
-        context = CheckContext(task(evaluator), last_action, guest.serve, guest.failures, self._run, self.scratch)
+    async def score(
+        self, evaluator: Mapping[str, Any], guest: Guest, last_action: str | None = None, **options: Any
+    ) -> float:
+        context = CheckContext(
+            task(evaluator), last_action, guest.serve, guest.failures, self._run, self.scratch, **options
+        )
         return await self.checker.check(context)
 
 
@@ -158,6 +163,27 @@ async def test_exact_match_scores_what_the_desktop_says(bench: Bench) -> None:
     assert await bench.score(RENAMED, Guest(says("no\n"))) == 0.0
     assert await bench.score(RENAMED, Guest(says("yes"))) == 0.0
     assert "desktop_env.evaluators" not in sys.modules
+
+
+@needs_root
+async def test_functions_are_loaded_before_there_is_a_desktop_to_ask(bench: Bench) -> None:
+    """A library that OSWorld's module of this function imports is in a worker while nothing is there yet."""
+    guest = Guest(says("yes\n"))
+
+    async def wait_there() -> None:
+        with trio.fail_after(30):
+            while not any("/lxml/etree" in maps(pid) for pid in workers()):  # noqa: ASYNC110 - another process
+                await trio.sleep(0.05)
+        assert guest.requests == []
+
+    assert await bench.score(RENAMED, guest, wait_there=wait_there) == 1.0
+
+
+def maps(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return ""
 
 
 @needs_root

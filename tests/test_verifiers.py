@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+import trio
 from requires import requires
 from test_osworld_checker import Guest, says
 
@@ -25,9 +27,10 @@ from drums_verifiers.verifier import VerifierChecker
 needs_root = requires("root")
 
 CHECKS = """
-import asyncio
+import asyncio, time
 from dataclasses import dataclass
 from os.path import basename as imported
+LOADED = time.time()
 assigned = lambda desktop, task: 0.25
 
 @dataclass
@@ -44,6 +47,7 @@ def nothing(desktop, task): return None
 def raises(desktop, task): raise KeyError("x")
 def told(desktop, task, **options):
     return Result(0.5, {"task": task, "options": options, "last": desktop.last_action}, "a note")
+def when(desktop, task): return Result(1.0, {"loaded": LOADED, "called": time.time()})
 def odd_evidence(desktop, task): return Result(1.0, {1, })
 async def later(desktop, task):
     await asyncio.sleep(0)
@@ -333,7 +337,9 @@ class Bench:
         if self.fault:
             raise self.fault
 
-    async def score(self, what: Task, last_action: str | None = None, pinned: Pinned | None = None) -> float:
+    async def score(
+        self, what: Task, last_action: str | None = None, pinned: Pinned | None = None, **options: Any
+    ) -> float:
         guest = self.guest
         context = CheckContext(
             what,
@@ -344,6 +350,7 @@ class Bench:
             self.scratch,
             pinned=pinned,
             findings=self.findings,
+            **options,
         )
         return await checker().check(context)
 
@@ -355,6 +362,19 @@ def bench(tmp_path: Path) -> Bench:
 
 def code(returncode: int) -> Callable[[Any], tuple[int, Any]]:
     return lambda _: (200, {"status": "success", "output": "", "error": "", "returncode": returncode})
+
+
+@needs_root
+async def test_it_is_loaded_before_there_is_a_desktop_to_ask_and_called_then(lab: Path, bench: Bench) -> None:
+    there = []
+
+    async def wait_there() -> None:
+        await trio.sleep(1.5)
+        there.append(time.time())
+
+    assert await bench.score(task(function="when"), wait_there=wait_there) == 1.0
+    times = bench.findings["evidence"]
+    assert times["loaded"] < there[0] <= times["called"]
 
 
 @needs_root

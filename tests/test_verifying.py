@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -32,16 +33,21 @@ Check = Callable[[Any], Awaitable[float]]
 
 
 async def tried(
-    check: Check, opening: AbstractAsyncContextManager[Any] | None = None, limit_s: float = 5
+    check: Check,
+    opening: AbstractAsyncContextManager[Any] | None = None,
+    *,
+    limit_s: float = 5,
+    early: bool = True,
+    turn: AbstractAsyncContextManager[Any] | None = None,
 ) -> tuple[float | None, Failure | None]:
     """What comes of a checker that does this, of a desktop that `opening` gives."""
-    checker = SimpleNamespace(claims=lambda _: True, check=check)
+    checker = SimpleNamespace(claims=lambda _: True, check=check, begins_early=early)
     config = SimpleNamespace(checker_timeout_s=limit_s)
     host = cast(Host, SimpleNamespace(checkers={"planted": (checker, None)}, config=config))
     task = make_task()
     state = EndState(slot="s", episode="e", last_action=None, acted=True, outputs={})
     place = nullcontext(cast(Slot, SimpleNamespace())) if opening is None else opening
-    return await _Check(task, state, None, kept=False).attempt(host, place, nullcontext())
+    return await _Check(task, state, None, kept=False).attempt(host, place, turn or nullcontext())
 
 
 async def attempted(check: Check) -> Failure:
@@ -153,6 +159,7 @@ class Making:
     async def opening(self) -> AsyncIterator[Any]:
         """It, once it may go on."""
         await self.go_on.wait()
+        await trio.sleep(0.05)
         if self.fault is not None:
             raise self.fault
         self.made = True
@@ -176,6 +183,74 @@ async def test_a_check_begins_while_its_desktop_is_made() -> None:
     assert order == [("begins", False), ("asks", True)] and making.left
 
 
+async def test_a_checker_that_does_not_know_of_it_begins_with_its_desktop() -> None:
+    making = Making()
+    making.go_on.set()
+
+    async def check(context: Any) -> float:
+        return float(making.made)
+
+    assert await tried(check, making.opening(), early=False) == (1.0, None)
+
+
+async def test_nothing_begins_before_its_turn() -> None:
+    limit, begun = trio.CapacityLimiter(1), trio.Event()
+    making = Making()
+    making.go_on.set()
+
+    async def check(context: Any) -> float:
+        begun.set()
+        return 1.0
+
+    async with trio.open_nursery() as nursery, limit:
+        nursery.start_soon(partial(tried, check, making.opening(), turn=limit))
+        await trio.testing.wait_all_tasks_blocked(0.1)
+        assert not begun.is_set() and not making.made
+    assert begun.is_set() and making.left
+
+
+@pytest.mark.parametrize("by", ["a caller who is gone", "an error"])
+async def test_a_check_that_is_cancelled_has_ended_before_its_desktop_does(by: str) -> None:
+    making, order, there = Making(), [], trio.Event()
+    making.go_on.set()
+
+    async def check(context: Any) -> float:
+        await context.wait_there()
+        there.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(0.2)
+            order.append(("the check has ended", making.left))
+            if by == "an error":
+                raise ValueError("planted: it is logged, and told to nobody")
+        return 1.0
+
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tried, check, making.opening())
+            await there.wait()
+            scope.cancel()
+    assert scope.cancelled_caught
+    assert order == [("the check has ended", False)] and making.left
+
+
+async def test_a_desktop_that_is_graded_in_place_is_served_and_its_listener_closed_once() -> None:
+    async def check(context: Any) -> float:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            fd = server.detach()
+        with trio.move_on_after(0.1) as scope:
+            await context.serve_guest(fd)
+        assert scope.cancelled_caught
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+        return 1.0
+
+    slot = SimpleNamespace(guest=SimpleNamespace(request=None))
+    assert await tried(check, nullcontext(slot)) == (1.0, None)
+
+
 @pytest.mark.parametrize("ask", ["steps", "guest", "port"])
 async def test_nothing_reaches_a_desktop_before_it_is_there(ask: str, autojump_clock: trio.testing.MockClock) -> None:
     making = Making()
@@ -183,12 +258,14 @@ async def test_nothing_reaches_a_desktop_before_it_is_there(ask: str, autojump_c
     async def check(context: Any) -> float:
         with socket.create_server(("127.0.0.1", 0)) as server:
             fd = server.detach()
+        with socket.socket(fileno=os.dup(fd)) as listening:
+            address = listening.getsockname()
         ways: dict[str, Callable[[], Awaitable[None]]] = {
             "steps": lambda: context.run_steps([]),
             "guest": lambda: context.serve_guest(fd),
             "port": lambda: context.serve_ports[9222](fd),
         }
-        with trio.move_on_after(60) as scope:
+        with trio.move_on_after(60) as scope, socket.create_connection(address):
             await ways[ask]()
         assert scope.cancelled_caught and not making.made
         if ask == "steps":

@@ -93,6 +93,10 @@ async def test_one_that_is_lost_as_it_is_given_its_job_is_no_error(
     moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harmed: list[int] = []
+    waits_for: list[str] = []  # an evaluator's steps, say
+
+    async def until() -> None:
+        waits_for.append("once")
 
     def harming(pid1: int, readonly: Mapping[str, Path]) -> None:
         late = moment.startswith("once")
@@ -109,8 +113,9 @@ async def test_one_that_is_lost_as_it_is_given_its_job_is_no_error(
     kind = Workers(Kind(20), 1)
     async with served(kind) as worker:
         waits = inside(worker)
-        assert await kind.run(Job({"a": 1}, "worker_jobs:echo")) == {"a": 1}
-        assert harmed and not worker.begun
+        job = Job({"a": 1}, "worker_jobs:echo", until=until)
+        assert await kind.run(job) == {"a": 1}
+        assert harmed and not worker.begun and waits_for == ["once"]
 
 
 @pytest.mark.parametrize("harm", HARMS)

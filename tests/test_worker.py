@@ -314,22 +314,32 @@ async def test_what_a_job_waits_for_fails_and_its_error_comes_through() -> None:
     assert not isinstance(info.value, NotBegun)
 
 
-@pytest.mark.parametrize("how", ["raises", "dies", "thrice"])
-async def test_a_job_that_fails_in_its_first_part_does_not_wait(how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raises", "raised ValueError: planted"),
+        ("dies", "killed by SIGKILL"),
+        ("thrice", "raised RuntimeError: the job has more than two parts"),
+    ],
+)
+@pytest.mark.parametrize("fault", [None, CheckerError("planted: the postconfig failed")])
+async def test_a_job_that_fails_leaves_no_step_half_done(how: str, said: str, fault: CheckerError | None) -> None:
+    """And what failed of these is told first: it may be why."""
     ended = []
 
     async def until() -> None:
-        if how == "thrice":
-            return
-        try:
-            await trio.sleep_forever()
-        finally:
-            ended.append(True)
+        await trio.sleep(0.7)
+        ended.append(True)
+        if fault is not None:
+            raise fault
 
-    said = {"raises": "raised ValueError: planted", "dies": "killed by SIGKILL", "thrice": "more than two parts"}[how]
-    with pytest.raises(CheckerError, match=said):
+    with pytest.raises(CheckerError, match=said if fault is None else "planted: the postconfig failed"):
         await run("in_two_parts", {"how": how}, guest=Guest(), until=until)
-    assert ended == ([] if how == "thrice" else [True])
+    assert ended == [True]
+
+
+async def test_a_job_may_have_its_answer_after_its_first_part() -> None:
+    assert await run("in_two_parts", {"how": "once"}, until=trio.lowlevel.checkpoint) == {"first": "and last"}
 
 
 async def test_cancellation_while_a_job_waits_leaves_nothing() -> None:

@@ -224,6 +224,8 @@ def in_two_parts(request: dict[str, Any]) -> Generator[None, None, dict[str, Any
         raise ValueError("planted")
     if how == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
+    if how == "once":
+        return {"first": "and last"}
     first = time.time()
     yield
     if how == "thrice":
