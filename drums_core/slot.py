@@ -47,6 +47,7 @@ from drums_core.model import (
     Task,
 )
 from drums_core.ports import PortUses
+from drums_core.rewards import make_reward, record_reward
 from drums_core.setup import run_steps
 from drums_core.sys.oom import open_notifier
 from drums_core.sys.waiting import wait_readable
@@ -608,24 +609,6 @@ class Slot:
             return await self._dump(kind=KIND, name=self.episode.id, end_state=attrs.asdict(EndState.of(self)))
         return await self._dump(kind="fork", name="")
 
-    async def _record(self, episode: Episode, reward: Reward) -> Reward:
-        """Put a reward on disk; what happened in the episode meanwhile counts, and is recorded with it once more."""
-        while True:
-            await self.host.journal.record_reward(episode, reward)
-            self.host.services.watcher.drain()
-            self.check_oom()
-            validity = episode.validity
-            if validity.bad_gates == reward.bad_gates:
-                return reward
-            reward = attrs.evolve(
-                reward,
-                valid=validity.valid,
-                verdict=validity.verdict,
-                bad_gates=validity.bad_gates,
-                invalid_reasons=validity.invalid_reasons,
-                provenance={**reward.provenance, "causes": [c.value for c in validity.causes]},
-            )
-
     async def verify(self, *, strict: bool = True, in_place: bool | None = None, keep: bool | None = None) -> Reward:
         """Wait for the verdict, then score a frozen copy of the desktop, which runs on untouched.
 
@@ -655,8 +638,8 @@ class Slot:
                 if not self._out_of_order():
                     reward = await grade(self, in_place=chosen, keep=kept)
         if reward is None or self._out_of_order():  # before, or meanwhile
-            reward = self.host.make_reward(self, score=None, checker_skipped=f"{self.state.value}: {self.reason}")
-        reward = await self._record(episode, reward)
+            reward = make_reward(self, score=None, checker_skipped=f"{self.state.value}: {self.reason}")
+        reward = await record_reward(self, episode, reward)
         self.host.publish("reward", self.id, attrs.asdict(reward), episode.id)
         if strict and not reward.valid:
             raise InvalidEpisode(

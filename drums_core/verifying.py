@@ -1,4 +1,4 @@
-"""Scoring: wait for the verdict, run the checker, and put the reward together."""
+"""Scoring: wait for the verdict, run the checker, and say why there is no score."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
 from copy import deepcopy
 from functools import partial
@@ -17,7 +17,7 @@ import attrs
 import structlog
 import trio
 
-from drums.errors import CheckerError, DrumsError, VerifierNotFound
+from drums.errors import CheckerError, DrumsError
 from drums_core import end_states
 from drums_core.abc import CheckContext, Checker, Pinned
 from drums_core.blame import blame
@@ -28,12 +28,13 @@ from drums_core.guest_gateway import serve_guest
 from drums_core.model import Cause, Json, Phase, Reward, SetupStep, Task
 from drums_core.port_gateway import GRADED_PORTS, PortGateway
 from drums_core.ports import PortUses
+from drums_core.rewards import make_reward
 from drums_core.setup import run_steps
+from drums_core.task_needs import checker_for
 
 if TYPE_CHECKING:
     from drums_core.checkpoint import Checkpoint
     from drums_core.host import Host
-    from drums_core.model import PluginId
     from drums_core.slot import Slot
 
 _log = structlog.get_logger("drums.verify")
@@ -54,20 +55,6 @@ class Failure:
     cause: Cause | None = None
     evidence: list[str] = attrs.field(factory=list)
     ports: frozenset[int] = frozenset()
-
-
-def checker_for(checkers: Mapping[str, tuple[Checker, PluginId]], task: Task) -> tuple[str, Checker, PluginId]:
-    """The one checker that claims a task's evaluator.
-
-    Raises:
-        VerifierNotFound: none does, or several do.
-    """
-    claims = [(name, c, p) for name, (c, p) in checkers.items() if c.claims(task.evaluator)]
-    if len(claims) != 1:
-        func = task.evaluator.get("func")
-        who = f"{' and '.join(n for n, _, _ in claims)} both claim" if claims else "no installed checker claims"
-        raise VerifierNotFound(f"task {task.id!r}: {who} its evaluator {func!r}", task=task.id, func=func)
-    return claims[0]
 
 
 async def grade(slot: Slot, *, in_place: bool, keep: bool) -> Reward:
@@ -105,7 +92,7 @@ async def grade(slot: Slot, *, in_place: bool, keep: bool) -> Reward:
     slot.check_oom()
     if check.findings:
         facts["findings"] = check.findings
-    return host.make_reward(slot, score=score, failure=error, provenance=facts)
+    return make_reward(slot, score=score, failure=error, provenance=facts)
 
 
 async def regrade(
