@@ -18,17 +18,15 @@ from drums.errors import (
     CheckerError,
     ConfigError,
     DesktopError,
-    GuestError,
     InvalidEpisode,
     InvalidTransition,
-    PortNotAllowed,
     SetupFailed,
     SlotBusy,
     SlotNotFound,
     SlotQuarantined,
 )
 from drums_core.abc import CommandResult
-from drums_core.as_user import execute_as_user, read_as_user, upload_as_user
+from drums_core.as_user import act_as_user, execute_as_user, read_as_user, upload_as_user
 from drums_core.blame import listening
 from drums_core.checkpoint import Checkpoint, task_document
 from drums_core.desktop import Desktop
@@ -46,7 +44,7 @@ from drums_core.model import (
     Status,
     Task,
 )
-from drums_core.ports import PortUses
+from drums_core.ports import PortUses, require_allowed
 from drums_core.rewards import make_reward, record_reward
 from drums_core.setup import run_steps
 from drums_core.sys.oom import open_notifier
@@ -61,7 +59,6 @@ _ACTIONS = ("", "step", "execute", "write_file")
 """Operations that go on beside connections to the desktop's ports; at the beginning of another these are closed."""
 SPECIAL_ACTIONS = ("WAIT", "DONE", "FAIL")
 _AFTER_OOM_S = (0.0, 0.05, 0.2, 0.5, 1.0)
-ACTION_PREAMBLE = "import pyautogui; import time; pyautogui.FAILSAFE = False; "
 
 
 class SlotState(enum.StrEnum):
@@ -553,13 +550,7 @@ class Slot:
             self._count_action()
             if action in SPECIAL_ACTIONS:
                 return {"status": "success", "output": "", "error": "", "returncode": 0}
-            reply = await self.guest.call("POST", "/run_python", {"code": ACTION_PREAMBLE + action})
-            document = reply.json()
-            if not isinstance(document, dict):
-                raise GuestError(
-                    f"the guest server answered an action with {type(document).__name__}, expected an object"
-                )
-            return document
+            return await act_as_user(self.guest, action)
 
     async def execute(
         self, command: str | Sequence[str], *, shell: bool = False, timeout_s: float = 120.0
@@ -580,14 +571,7 @@ class Slot:
             PortError: nothing listens there.
             PortClosed: another operation began, or the desktop takes no more actions; the block was cancelled.
         """
-        allowed = self.host.config.ports
-        if port not in allowed:
-            raise PortNotAllowed(
-                f"port {port} of a desktop is not let through, allowed are {', '.join(map(str, allowed)) or 'none'}",
-                hint="list it under `ports` in the host's configuration",
-                port=port,
-                allowed=list(allowed),
-            )
+        require_allowed(port, self.host.config.ports)
         self._require("port", (SlotState.UP,))
         if self._operation not in _ACTIONS:
             raise self._busy("port")
