@@ -32,7 +32,7 @@ from drums_core.checkpoint import Checkpoint, task_document
 from drums_core.desktop import Desktop
 from drums_core.end_states import KIND, EndState
 from drums_core.episode import Episode
-from drums_core.error_groups import first_error
+from drums_core.forking import fork_slot
 from drums_core.guest_client import GuestClient
 from drums_core.model import (
     DesktopEvent,
@@ -387,34 +387,7 @@ class Slot:
         if count < 1:
             raise ValueError(f"count is {count}, it must be at least 1")
         async with self._operating("fork", SlotState.UP):
-            children = self.host.reserve(
-                count, base=self.base, task=self.task, setup_at_reset=self.setup_at_reset, ttl_s=self.ttl_s
-            )
-            for child in children:
-                child.labels = self.labels
-            try:
-                checkpoint = await self._dump(kind="fork", name="")
-                parent = (self.episode, len(self.episode.results))
-                self.host.services.store.acquire(checkpoint)  # until every child holds it
-                try:
-                    async with trio.open_nursery() as nursery:
-                        for child in children:
-                            nursery.start_soon(child._start_as_child, checkpoint, parent, self.has_acted)
-                finally:
-                    with trio.CancelScope(shield=True):
-                        await trio.to_thread.run_sync(self.host.services.store.release, checkpoint)
-            except BaseException as e:
-                with trio.CancelScope(shield=True):
-                    for child in children:
-                        await child.close(reason="the fork failed")
-                if isinstance(e, BaseExceptionGroup):
-                    raise first_error(e) from e
-                raise
-            return children
-
-    async def _start_as_child(self, checkpoint: Checkpoint, parent: tuple[Episode, int], acted: bool) -> None:
-        await self.begin(checkpoint, "fork", setup=False, acted=acted, parent=parent)
-        self.episode.last_action, self.episode.listened = parent[0].last_action, parent[0].listened
+            return await fork_slot(self, count)
 
     async def save(self, name: str) -> Checkpoint:
         """Keep the desktop's state under a name; `create(checkpoint=name)` starts from it. Waits for the verdict.
