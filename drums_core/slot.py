@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from drums_core.as_user import act_as_user, execute_as_user, read_as_user, uploa
 from drums_core.blame import listening
 from drums_core.checkpoint import Checkpoint, task_document
 from drums_core.desktop import Desktop
+from drums_core.desktop_watch import DesktopWatch
 from drums_core.end_states import KIND, EndState
 from drums_core.episode import Episode
 from drums_core.forking import fork_slot
@@ -47,8 +47,6 @@ from drums_core.model import (
 from drums_core.ports import PortUses, require_allowed
 from drums_core.rewards import make_reward, record_reward
 from drums_core.setup import run_steps
-from drums_core.sys.oom import open_notifier
-from drums_core.sys.waiting import wait_readable
 from drums_core.verifying import grade
 
 if TYPE_CHECKING:
@@ -58,7 +56,6 @@ _log = structlog.get_logger("drums.slot")
 _ACTIONS = ("", "step", "execute", "write_file")
 """Operations that go on beside connections to the desktop's ports; at the beginning of another these are closed."""
 SPECIAL_ACTIONS = ("WAIT", "DONE", "FAIL")
-_AFTER_OOM_S = (0.0, 0.05, 0.2, 0.5, 1.0)
 
 
 class SlotState(enum.StrEnum):
@@ -90,7 +87,7 @@ class Slot:
     _lock: trio.Lock = attrs.field(factory=trio.Lock)
     _operation: str = ""
     _deadline: float = float("inf")
-    _watch: trio.CancelScope | None = None
+    _watch: DesktopWatch | None = None
     _acted_before: bool = False
     _beginning: trio.CancelScope | None = None
     labels: Mapping[str, str] = attrs.field(factory=dict)
@@ -252,7 +249,8 @@ class Slot:
         try:
             await desktop.start_from(checkpoint, image.layer, self._episode)
             # The 5 s of `alive_after_resume` begin at ready, whatever the set-up does meanwhile.
-            self.host.nursery.start_soon(self._watch_desktop, desktop, self._episode, checkpoint)
+            self._watch = DesktopWatch(self, desktop, self._episode, checkpoint, self._on_init_ended)
+            self.host.nursery.start_soon(self._watch.run)
             if setup and self.task is not None and self.task.config:
                 self._require_ready(self.task.config[0].type)
                 await run_steps(self, self.task.config)
@@ -272,48 +270,10 @@ class Slot:
             if result.phase is Phase.READY and result.status is Status.FAIL:
                 raise SetupFailed(f"the set-up cannot run: {result.reason}", index=0, step_type=first_step, output="")
 
-    async def _watch_desktop(self, desktop: Desktop, episode: Episode, checkpoint: Checkpoint) -> None:
-        """Judge the settled phase, and notice the end of init, until the desktop is stopped."""
-        if self.desktop is not desktop:
-            return  # it was stopped before this task had its first turn
-        with trio.CancelScope() as scope:
-            self._watch = scope
-
-            async def settle() -> None:
-                evidence = await trio.to_thread.run_sync(checkpoint.evidence)
-                settled = await desktop.settle(evidence)
-                episode.add([*await episode.inherited(self.host.config.gate_timeout_s), *settled])
-                self.check_oom()
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(settle)
-                nursery.start_soon(self._watch_memory, desktop)
-                pidfd = os.pidfd_open(desktop.pid1)
-                try:
-                    await wait_readable(pidfd)
-                finally:
-                    os.close(pidfd)
-                nursery.cancel_scope.cancel()
-                self._quarantine("the desktop's init ended", by_user=False)
-                self._enter(SlotState.FAILED, "the desktop's init ended")
-
-    async def _watch_memory(self, desktop: Desktop) -> None:
-        """Read the OOM counter when the kernel says that it may have changed."""
-        notifier = open_notifier(desktop.cgroup)
-        try:
-            while True:
-                await wait_readable(notifier)
-                os.read(notifier, 4096)
-                for pause_s in _AFTER_OOM_S:  # version 1 tells of it before it has killed
-                    await trio.sleep(pause_s)
-                    self.check_oom()
-        finally:
-            os.close(notifier)
-
     async def _end_desktop(self) -> None:
         self.ports.end(f"the desktop of slot {self.id} ends")
         if self._watch is not None:
-            self._watch.cancel()
+            self._watch.stop()
             self._watch = None
         if self._episode is not None:
             self.host.end_episode(self._episode)
@@ -452,7 +412,12 @@ class Slot:
             await self._end_desktop()
             self._enter(SlotState.DOWN, "released from quarantine")
 
-    # --- watching
+    # --- what happens to it
+
+    def _on_init_ended(self) -> None:
+        reason = "the desktop's init ended"
+        self._quarantine(reason, by_user=False)
+        self._enter(SlotState.FAILED, reason)
 
     def on_event(self, event: DesktopEvent) -> None:
         """An event of the watcher: judged by the event gates of the current episode."""
