@@ -1,13 +1,12 @@
-"""A slot: a desktop's place on the host, its state machine, and everything that a user does with it."""
+"""A slot: a desktop's place on the host, how it lives there, and everything that a user does with it."""
 
 from __future__ import annotations
 
-import enum
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import structlog
@@ -20,9 +19,7 @@ from drums.errors import (
     InvalidEpisode,
     InvalidTransition,
     SetupFailed,
-    SlotBusy,
     SlotNotFound,
-    SlotQuarantined,
 )
 from drums_core.abc import CommandResult
 from drums_core.as_user import act_as_user, execute_as_user, read_as_user, upload_as_user
@@ -47,26 +44,14 @@ from drums_core.model import (
 from drums_core.ports import PortUses, require_allowed
 from drums_core.rewards import make_reward, record_reward
 from drums_core.setup import run_steps
+from drums_core.slot_state import SlotState, StateMachine
 from drums_core.verifying import grade
 
 if TYPE_CHECKING:
     from drums_core.host import Host
 
 _log = structlog.get_logger("drums.slot")
-_ACTIONS = ("", "step", "execute", "write_file")
-"""Operations that go on beside connections to the desktop's ports; at the beginning of another these are closed."""
 SPECIAL_ACTIONS = ("WAIT", "DONE", "FAIL")
-
-
-class SlotState(enum.StrEnum):
-    """Where a slot is; see DESIGN: starting, up, quarantined, down, failed, closed."""
-
-    STARTING = "starting"
-    UP = "up"
-    QUARANTINED = "quarantined"
-    DOWN = "down"
-    FAILED = "failed"
-    CLOSED = "closed"
 
 
 @attrs.define(eq=False)
@@ -79,19 +64,19 @@ class Slot:
     setup_at_reset: bool
     ttl_s: float | None
     id: str = attrs.field(factory=lambda: f"d-{uuid.uuid4().hex[:12]}")
-    state: SlotState = SlotState.STARTING
-    reason: str = ""
     created_at: float = attrs.field(factory=time.time)
     desktop: Desktop | None = None
     _episode: Episode | None = None
-    _lock: trio.Lock = attrs.field(factory=trio.Lock)
-    _operation: str = ""
     _deadline: float = float("inf")
     _watch: DesktopWatch | None = None
     _acted_before: bool = False
     _beginning: trio.CancelScope | None = None
     labels: Mapping[str, str] = attrs.field(factory=dict)
     ports: PortUses = attrs.field(factory=PortUses)
+    states: StateMachine = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.states = StateMachine(self.id, self.ports, self._on_state)
 
     async def __aenter__(self) -> Slot:
         return self
@@ -100,6 +85,16 @@ class Slot:
         await self.close()
 
     # --- what it is
+
+    @property
+    def state(self) -> SlotState:
+        """Where it is."""
+        return self.states.state
+
+    @property
+    def reason(self) -> str:
+        """Why it is there, "" where that needs none."""
+        return self.states.reason
 
     @property
     def episode(self) -> Episode:
@@ -152,52 +147,6 @@ class Slot:
         left = self._deadline - trio.current_time()
         return None if left == float("inf") else max(0.0, left)
 
-    # --- state
-
-    def _enter(self, state: SlotState, reason: str = "") -> None:
-        self.state, self.reason = state, reason
-        if state is not SlotState.UP:
-            self.ports.end(f"slot {self.id} is {state.value}")
-        self.host.publish("slot_state", self.id, {"state": state.value, "reason": reason})
-
-    @asynccontextmanager
-    async def _operating(self, operation: str, *allowed: SlotState) -> AsyncIterator[None]:
-        """One mutating operation at a time, and only in these states."""
-        self._require(operation, allowed)
-        try:
-            self._lock.acquire_nowait()
-        except trio.WouldBlock:
-            raise self._busy(operation) from None
-        self._operation = operation
-        if operation not in _ACTIONS:
-            self.ports.end(f"{operation!r} of slot {self.id} began")
-        try:
-            yield
-        finally:
-            self._operation = ""
-            self._lock.release()
-
-    def _busy(self, operation: str) -> SlotBusy:
-        return SlotBusy(
-            f"slot {self.id} is busy with {self._operation!r}, so {operation!r} is refused",
-            hint="try again when it is done",
-        )
-
-    def _require(self, operation: str, allowed: Sequence[SlotState]) -> None:
-        if self.state in allowed:
-            return
-        facts: dict[str, Any] = {"slot": self.id, "state": self.state.value, "operation": operation}
-        if self.state is SlotState.CLOSED:
-            raise SlotNotFound(f"slot {self.id} is closed", **facts)
-        if self.state is SlotState.QUARANTINED:
-            raise SlotQuarantined(
-                f"slot {self.id} is quarantined ({self.reason}), so {operation!r} is refused",
-                hint="release it and reset it, or close it",
-                **facts,
-            )
-        names = " or ".join(s.value for s in allowed)
-        raise InvalidTransition(f"slot {self.id} is {self.state.value}; {operation!r} needs it {names}", **facts)
-
     # --- life
 
     async def begin(
@@ -214,8 +163,7 @@ class Slot:
         Raises:
             SlotNotFound: it was closed meanwhile, by somebody else or by the end of its lease.
         """
-        async with self._lock:
-            self._operation = origin
+        async with self.states.turn(origin):
             try:
                 with trio.CancelScope() as self._beginning:
                     await self.start(checkpoint, origin, setup=setup, acted=acted, parent=parent)
@@ -224,7 +172,6 @@ class Slot:
                 if self._beginning.cancelled_caught:
                     raise SlotNotFound(f"slot {self.id} was closed while it was being made", slot=self.id)
             finally:
-                self._operation = ""
                 self._beginning = None
 
     async def start(
@@ -238,7 +185,7 @@ class Slot:
     ) -> None:
         """Restore a checkpoint as a new episode and, if asked, run the task's set-up. Leaves nothing when it fails."""
         services = self.host.services
-        self._enter(SlotState.STARTING)
+        self.states.enter(SlotState.STARTING)
         image = await trio.to_thread.run_sync(self.host.image_of, checkpoint)
         pinned = await trio.to_thread.run_sync(self.host.pin, self.task)
         desktop = Desktop(services, self.id, services.config.limits)
@@ -259,10 +206,10 @@ class Slot:
                 raise DesktopError(f"slot {self.id}: {self.reason} during its set-up")
         except BaseException as e:
             await self._end_desktop()
-            self._enter(SlotState.FAILED, f"{type(e).__name__}: {e}")
+            self.states.enter(SlotState.FAILED, f"{type(e).__name__}: {e}")
             raise
         if self.state is SlotState.STARTING:  # not quarantined meanwhile
-            self._enter(SlotState.UP)
+            self.states.enter(SlotState.UP)
 
     def _require_ready(self, first_step: str) -> None:
         """A set-up cannot run in a desktop that does not answer; without one the episode is just invalid."""
@@ -292,7 +239,7 @@ class Slot:
         Raises:
             ConfigError: this host does not allow it.
         """
-        self._require("extend", [state for state in SlotState if state is not SlotState.CLOSED])
+        self.states.require("extend", *(state for state in SlotState if state is not SlotState.CLOSED))
         self.set_lease(self.host.lease(ttl_s))
 
     async def keep_lease(self) -> None:
@@ -313,13 +260,13 @@ class Slot:
         """End the desktop and the slot; waits for an operation under way, its making apart. Twice is once."""
         if self._beginning is not None:
             self._beginning.cancel()
-        async with self._lock:
+        async with self.states.turn():
             if self.state is SlotState.CLOSED:
                 return
             try:
                 await self._end_desktop()
             finally:
-                self._enter(SlotState.CLOSED, reason)
+                self.states.enter(SlotState.CLOSED, reason)
                 self.host.forget(self)
 
     async def reset(self) -> Episode:
@@ -327,13 +274,13 @@ class Slot:
 
         Cancellation: nothing of either desktop is left; the slot is down.
         """
-        async with self._operating("reset", SlotState.UP, SlotState.DOWN, SlotState.FAILED):
+        async with self.states.operating("reset", SlotState.UP, SlotState.DOWN, SlotState.FAILED):
             await self._end_desktop()
-            self._enter(SlotState.DOWN)
+            self.states.enter(SlotState.DOWN)
             try:
                 await self.start(self.base, "reset", setup=self.setup_at_reset)
             except BaseException:
-                self._enter(SlotState.DOWN, self.reason)
+                self.states.enter(SlotState.DOWN, self.reason)
                 raise
             return self.episode
 
@@ -346,7 +293,7 @@ class Slot:
         """
         if count < 1:
             raise ValueError(f"count is {count}, it must be at least 1")
-        async with self._operating("fork", SlotState.UP):
+        async with self.states.operating("fork", SlotState.UP):
             return await fork_slot(self, count)
 
     async def save(self, name: str) -> Checkpoint:
@@ -356,7 +303,7 @@ class Slot:
             InvalidEpisode: a desktop that is not as it should be is not kept: what starts from it would pass for valid.
             CheckpointError: the name is taken, or not one to 64 letters, digits, dots, dashes and underscores.
         """
-        async with self._operating("save", SlotState.UP):
+        async with self.states.operating("save", SlotState.UP):
             await trio.to_thread.run_sync(self.host.check_new_name, name)
             await self.episode.wait_valid()
             checkpoint = await self._dump(kind="saved", name=name)
@@ -393,14 +340,14 @@ class Slot:
 
         Twice is once more: the later reason is added to the report.
         """
-        self._require("quarantine", (SlotState.UP, SlotState.QUARANTINED))
+        self.states.require("quarantine", SlotState.UP, SlotState.QUARANTINED)
         self._quarantine(reason, by_user=True)
 
     def _quarantine(self, reason: str, *, by_user: bool) -> None:
         if self._episode is not None and not self._episode.closed:
             self.host.on_desktop_event(self.id, Quarantined(reason, by_user))
         if self.state in (SlotState.UP, SlotState.STARTING):
-            self._enter(SlotState.QUARANTINED, reason)
+            self.states.enter(SlotState.QUARANTINED, reason)
 
     def _out_of_order(self) -> bool:
         """Whether there is an episode that can be told about and a desktop that cannot be scored."""
@@ -408,16 +355,19 @@ class Slot:
 
     async def release(self) -> None:
         """End a quarantined desktop; the slot is down and can be reset."""
-        async with self._operating("release", SlotState.QUARANTINED):
+        async with self.states.operating("release", SlotState.QUARANTINED):
             await self._end_desktop()
-            self._enter(SlotState.DOWN, "released from quarantine")
+            self.states.enter(SlotState.DOWN, "released from quarantine")
 
     # --- what happens to it
+
+    def _on_state(self, state: SlotState, reason: str) -> None:
+        self.host.publish("slot_state", self.id, {"state": state.value, "reason": reason})
 
     def _on_init_ended(self) -> None:
         reason = "the desktop's init ended"
         self._quarantine(reason, by_user=False)
-        self._enter(SlotState.FAILED, reason)
+        self.states.enter(SlotState.FAILED, reason)
 
     def on_event(self, event: DesktopEvent) -> None:
         """An event of the watcher: judged by the event gates of the current episode."""
@@ -449,12 +399,12 @@ class Slot:
 
     async def screenshot(self) -> bytes:
         """The screen as PNG."""
-        self._require("screenshot", (SlotState.UP, SlotState.QUARANTINED))
+        self.states.require("screenshot", SlotState.UP, SlotState.QUARANTINED)
         return (await self.guest.call("GET", "/screenshot")).body
 
     async def accessibility(self) -> Json:
         """The accessibility tree, as the guest server gives it: `{"AT": xml}`."""
-        self._require("accessibility", (SlotState.UP, SlotState.QUARANTINED))
+        self.states.require("accessibility", SlotState.UP, SlotState.QUARANTINED)
         return (await self.guest.call("GET", "/accessibility")).json()
 
     async def read_file(self, path: str) -> bytes:
@@ -463,7 +413,7 @@ class Slot:
         Raises:
             GuestError: it cannot be read; `.guest_status` is 404 when it is not there.
         """
-        self._require("read_file", (SlotState.UP, SlotState.QUARANTINED))
+        self.states.require("read_file", SlotState.UP, SlotState.QUARANTINED)
         return await read_as_user(self.guest, path)
 
     async def write_file(self, path: str, content: bytes) -> None:
@@ -472,7 +422,7 @@ class Slot:
         Raises:
             GuestError: it cannot be written.
         """
-        async with self._operating("write_file", SlotState.UP):
+        async with self.states.operating("write_file", SlotState.UP):
             self._count_action()
             await upload_as_user(self.guest, path, content)
 
@@ -482,7 +432,7 @@ class Slot:
         Returns:
             `status`, `output`, `error` and `returncode` of the code.
         """
-        async with self._operating("step", SlotState.UP):
+        async with self.states.operating("step", SlotState.UP):
             episode = self.episode
             episode.last_action = action
             self._count_action()
@@ -494,7 +444,7 @@ class Slot:
         self, command: str | Sequence[str], *, shell: bool = False, timeout_s: float = 120.0
     ) -> CommandResult:
         """A command as the agent's user."""
-        async with self._operating("execute", SlotState.UP):
+        async with self.states.operating("execute", SlotState.UP):
             self._count_action()
             return await execute_as_user(self.guest, "/execute", command, shell=shell, timeout_s=timeout_s)
 
@@ -510,9 +460,7 @@ class Slot:
             PortClosed: another operation began, or the desktop takes no more actions; the block was cancelled.
         """
         require_allowed(port, self.host.config.ports)
-        self._require("port", (SlotState.UP,))
-        if self._operation not in _ACTIONS:
-            raise self._busy("port")
+        self.states.require_port()
         guest = self.guest
         self._count_action()
         async with self.ports.open(guest.netns_fd, port) as stream:
@@ -555,7 +503,7 @@ class Slot:
         kept = (config.keep_end_states if keep is None else keep) and not chosen
         reward: Reward | None = None
         if not self._out_of_order():
-            async with self._operating("verify", SlotState.UP):
+            async with self.states.operating("verify", SlotState.UP):
                 await self.episode.wait_judged()
                 if not self._out_of_order():
                     reward = await grade(self, in_place=chosen, keep=kept)

@@ -45,7 +45,8 @@ from drums_core.host import Host
 from drums_core.model import SetupStep, Task
 from drums_core.opening import open_host
 from drums_core.services import Interposition
-from drums_core.slot import Slot, SlotState
+from drums_core.slot import Slot
+from drums_core.slot_state import SlotState
 from drums_core.sys import removal
 from drums_core.sys.enter import mount, umount
 
