@@ -13,10 +13,7 @@ import structlog
 import trio
 
 from drums.errors import (
-    CheckerError,
-    ConfigError,
     DesktopError,
-    InvalidEpisode,
     InvalidTransition,
     SetupFailed,
     SlotNotFound,
@@ -42,10 +39,9 @@ from drums_core.model import (
     Task,
 )
 from drums_core.ports import PortUses, require_allowed
-from drums_core.rewards import make_reward, record_reward
 from drums_core.setup import run_steps
 from drums_core.slot_state import SlotState, StateMachine
-from drums_core.verifying import grade
+from drums_core.verifying import verify
 
 if TYPE_CHECKING:
     from drums_core.host import Host
@@ -349,10 +345,6 @@ class Slot:
         if self.state in (SlotState.UP, SlotState.STARTING):
             self.states.enter(SlotState.QUARANTINED, reason)
 
-    def _out_of_order(self) -> bool:
-        """Whether there is an episode that can be told about and a desktop that cannot be scored."""
-        return self.state in (SlotState.QUARANTINED, SlotState.FAILED)
-
     async def release(self) -> None:
         """End a quarantined desktop; the slot is down and can be reset."""
         async with self.states.operating("release", SlotState.QUARANTINED):
@@ -496,27 +488,4 @@ class Slot:
         """
         if self.task is None:
             raise InvalidTransition(f"slot {self.id} has no task, so there is nothing to verify", operation="verify")
-        config, episode = self.host.config, self.episode
-        chosen = config.verify_in_place if in_place is None else in_place
-        if keep and chosen:
-            raise ConfigError("keep is about the copy that is graded, and in place there is none", path="$.keep")
-        kept = (config.keep_end_states if keep is None else keep) and not chosen
-        reward: Reward | None = None
-        if not self._out_of_order():
-            async with self.states.operating("verify", SlotState.UP):
-                await self.episode.wait_judged()
-                if not self._out_of_order():
-                    reward = await grade(self, in_place=chosen, keep=kept)
-        if reward is None or self._out_of_order():  # before, or meanwhile
-            reward = make_reward(self, score=None, checker_skipped=f"{self.state.value}: {self.reason}")
-        reward = await record_reward(self, episode, reward)
-        self.host.publish("reward", self.id, attrs.asdict(reward), episode.id)
-        if strict and not reward.valid:
-            raise InvalidEpisode(
-                f"episode {episode.id} is invalid: {'; '.join(reward.invalid_reasons)}",
-                bad_gates=list(reward.bad_gates),
-                reward=reward,
-            )
-        if strict and reward.score is None:
-            raise CheckerError(f"no score: {reward.checker_error or reward.checker_skipped}", reward=reward)
-        return reward
+        return await verify(self, strict=strict, in_place=in_place, keep=keep)
