@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 import attrs
 
-from drums._transport import QUICK_S, Flow, Request, ask, post, reward_of
+from drums._answers import reward_of
+from drums._flows import QUICK_S, Flow, Request, ask, post
 from drums.errors import CheckerError, ConfigError, DrumsError, InvalidEpisode, SlotNotFound, TaskNotFound
 
 if TYPE_CHECKING:

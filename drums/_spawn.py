@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from drums._endpoint import DEFAULT_URL, Endpoint, find_endpoint
-from drums._transport import Flow, Pause
+from drums._flows import Flow, Pause
 from drums.errors import DaemonUnreachable
 
 START_S = 120.0  # a first start may have to clean up after a host that crashed

@@ -1,8 +1,4 @@
-"""How requests travel: values for request and reply, problems as exceptions, retries, and the two transports.
-
-All that decides is here once, as *flows*: generators that yield requests and pauses and return what the caller wants.
-`SyncTransport` and `AsyncTransport` only carry out what a flow yields.
-"""
+"""How requests travel: what httpx2 is given and what its errors say, and the two transports."""
 
 from __future__ import annotations
 
@@ -10,214 +6,22 @@ import json
 import socket
 import threading
 import time
-import uuid
-from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 import drums
-from drums import errors
 from drums._endpoint import Endpoint
 from drums._eventloop import sleep
+from drums._flows import QUICK_S, Flow, Pause, Reply, Request, T
 from drums.errors import AuthError, ConfigError, DaemonUnreachable, DrumsError
 
 if TYPE_CHECKING:
     import httpx2
 
-T = TypeVar("T")
-
 CONNECT_TIMEOUT_S = 10.0
-QUICK_S = 60.0  # a daemon that is alive answers in milliseconds, and says every 15 s that a long call goes on
-PAUSES_S = (0.1, 0.4)  # before the second and the third try
-
 # The server closes a quiet connection after 5 s; one that is given up earlier cannot be closed under a request.
 _KEEPALIVE_S = 2.0
-
-
-@attrs.frozen
-class Request:
-    """What is asked.
-
-    Args:
-        method: GET, POST, PUT or DELETE.
-        path: below the base URL, quoted.
-        body: what to send as JSON, or bytes as they are; None is no body.
-        params: the query.
-        read_timeout_s: seconds of silence after which the daemon is given up.
-        is_long: ask for the answer as an event stream, which is never silent for long.
-        key: an idempotency key, "" for none: with it the daemon answers a repetition as it did the first time.
-            Every request can be repeated: what changes something has a key, or is the same done twice.
-    """
-
-    method: str
-    path: str
-    body: Any = None
-    params: Mapping[str, str] = attrs.field(factory=dict)
-    read_timeout_s: float = QUICK_S
-    is_long: bool = False
-    key: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.method} {self.path}"
-
-
-def post(path: str, body: Any = None, *, read_timeout_s: float = QUICK_S, is_long: bool = False) -> Request:
-    """A request that changes something, with a key of its own."""
-    key = f"drums-{uuid.uuid4().hex}"
-    return Request("POST", path, body, read_timeout_s=read_timeout_s, is_long=is_long, key=key)
-
-
-@attrs.frozen
-class Reply:
-    """What was answered."""
-
-    request: Request
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    def json(self) -> Any:
-        """The body as JSON.
-
-        Raises:
-            DrumsError: it is none, so whatever answered is no drums daemon.
-        """
-        try:
-            return json.loads(self.body)
-        except ValueError as e:
-            raise DrumsError(
-                f"{self.request} was answered with something else than JSON: {_excerpt(self)}",
-                hint="is the URL that of a drums daemon?",
-            ) from e
-
-    def field(self, name: str, kind: type[T]) -> T:
-        """One field of the JSON object.
-
-        Raises:
-            DrumsError: it is not there, or something else.
-        """
-        document = self.json()
-        value = document.get(name) if isinstance(document, dict) else None
-        if not isinstance(value, kind):
-            raise DrumsError(f"{self.request} was answered without {name!r} as {kind.__name__}: {_excerpt(self)}")
-        return value
-
-    def object(self) -> dict[str, Any]:
-        """The JSON object.
-
-        Raises:
-            DrumsError: it is something else.
-        """
-        document = self.json()
-        if not isinstance(document, dict):
-            raise DrumsError(f"{self.request} was answered with {type(document).__name__}, expected an object")
-        return document
-
-
-@attrs.frozen
-class Pause:
-    """Wait so many seconds."""
-
-    seconds: float
-
-
-Flow = Generator[Request | Pause, Any, T]
-
-
-def ask(request: Request) -> Flow[Reply]:
-    """Send, again if that is safe, until there is an answer.
-
-    Raises:
-        DrumsError: what the daemon's problem document says, or `DaemonUnreachable`.
-    """
-    pauses = list(PAUSES_S)
-    while True:
-        try:
-            reply: Reply = yield request
-        except DaemonUnreachable as e:
-            if not pauses or not e.again:
-                raise
-            yield Pause(pauses.pop(0))
-            continue
-        if reply.status >= 300:
-            raise error_of(reply)
-        return reply
-
-
-# --- problems
-
-
-def _classes(root: type[DrumsError]) -> dict[str, type[DrumsError]]:
-    found = {root.code: root}
-    for sub in root.__subclasses__():
-        # A class without a code of its own is its parent on the wire; others' classes are not the wire's business.
-        if sub.__module__ == errors.__name__ and "code" in vars(sub):
-            found |= _classes(sub)
-    return found
-
-
-def error_of(reply: Reply) -> DrumsError:
-    """The exception for an answer that is no success: by the problem's code, else by the status."""
-    if 300 <= reply.status < 400:
-        return DrumsError(
-            f"{reply.request} was redirected to {reply.headers.get('location', '')!r}; redirects are not followed,"
-            " so that the token stays with the daemon it is for",
-            hint="set DRUMS_URL to the daemon's own address",
-            status=reply.status,
-        )
-    problem = _problem(reply)
-    code = problem.get("code")
-    kind = _classes(DrumsError).get(code) if isinstance(code, str) else None
-    if kind is None and reply.status == 401:
-        kind = AuthError
-    facts = dict(problem["facts"]) if isinstance(problem.get("facts"), dict) else {}
-    if isinstance(problem.get("errors"), list):
-        facts.setdefault("errors", problem["errors"])
-    detail = problem.get("detail") or problem.get("title") or f"{reply.request} failed: {_excerpt(reply)}"
-    if kind is None:
-        kind = DrumsError
-        facts.update(status=reply.status, code=code)
-    if isinstance(facts.get("reward"), dict):
-        facts["reward"] = reward_of(facts["reward"])
-    error = kind(str(detail), hint=str(problem.get("hint") or ""))
-    error.facts = facts  # not as keywords: a fact may have any name
-    if kind is DrumsError:
-        vars(error).update(status=reply.status, code=code or DrumsError.code)
-    return error
-
-
-def _problem(reply: Reply) -> dict[str, Any]:
-    try:
-        document = json.loads(reply.body)
-    except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _excerpt(reply: Reply) -> str:
-    kind = reply.headers.get("content-type", "no content type")
-    return f"status {reply.status}, {kind}, {reply.body[:200].decode('utf-8', 'replace')!r}"
-
-
-def reward_of(document: Mapping[str, Any]) -> Any:
-    """The `Reward` of a JSON object.
-
-    Raises:
-        DrumsError: it is none.
-    """
-    import cattrs  # 40 ms that only verify needs
-
-    from drums.reward import Reward
-
-    try:
-        return cattrs.structure(document, Reward)
-    except (cattrs.BaseValidationError, ValueError, TypeError, KeyError) as e:
-        faults = cattrs.transform_error(e) if isinstance(e, cattrs.BaseValidationError) else [str(e)]
-        raise DrumsError(f"the daemon's reward is not understood: {'; '.join(faults)}") from e
-
-
-# --- the wire
 
 
 def _options(endpoint: Endpoint) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from drums_core.host import Host
 from drums_core.model import Reward, Task, Verdict
 from drums_core.opening import open_host
 from drums_core.plugins import build_manager
-from drums_core.slot import Slot, SlotState
+from drums_core.slot import Slot
+from drums_core.slot_state import SlotState
 
 __all__ = [
     "Host",

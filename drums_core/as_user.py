@@ -1,13 +1,24 @@
-"""What the guest server of a desktop does as its user, uid 1000: commands, and files."""
+"""What the guest server of a desktop does as its user, uid 1000: actions, commands, and files."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from drums.errors import GuestError
 from drums_core.abc import CommandResult
 from drums_core.guest_client import GuestClient
+from drums_core.model import Json
+
+_ACTION_PREAMBLE = "import pyautogui; import time; pyautogui.FAILSAFE = False; "
+
+
+async def act_as_user(guest: GuestClient, action: str) -> Mapping[str, Json]:
+    """An action of the agent: pyautogui code, run to its end; what the guest server says of it."""
+    document = (await guest.call("POST", "/run_python", {"code": _ACTION_PREAMBLE + action})).json()
+    if not isinstance(document, dict):
+        raise GuestError(f"the guest server answered an action with {type(document).__name__}, expected an object")
+    return document
 
 
 async def execute_as_user(

@@ -19,14 +19,14 @@ import attrs
 import structlog
 import trio
 
-from drums.errors import DesktopError, DumpError, GuestError, RestoreError
+from drums.errors import DesktopError, GuestError, RestoreError
 from drums_core.abc import DesktopView
 from drums_core.boot import INIT_ARGV, boot
 from drums_core.checkpoint import UPPER, Checkpoint
+from drums_core.dumping import dump_desktop
 from drums_core.durable import locked, take_lock, write_json
 from drums_core.evidence.event_sources import read_event_sources
 from drums_core.evidence.processes import (
-    descends_from,
     namespace_inodes,
     processes_in_pidns,
     read_processes,
@@ -38,7 +38,7 @@ from drums_core.model import GateResult, Json, Limits, Phase, ProcessIdentity
 from drums_core.provisioning import Provisioner
 from drums_core.services import Interposition, Services
 from drums_core.sys.cgroups import Cgroup, create_cgroup
-from drums_core.sys.criu import dump, hold_restore
+from drums_core.sys.criu import hold_restore
 from drums_core.sys.file_locks import reapply_locks
 from drums_core.sys.inside import open_namespace
 from drums_core.sys.overlay import Layer, mount_overlay
@@ -50,10 +50,7 @@ _log = structlog.get_logger("drums.desktop")
 HOME = "home/user"
 USER_UID = 1000
 SECRET_FILE = "run/drums-guest/secret"
-DUMP_DEADLINE_S = 120.0
-DUMP_TRIES, DUMP_PAUSE_S = 5, 0.2  # the pause doubles
 STOP_DEADLINE_S = 30.0
-_INOTIFY_LOST = "error parsing [inotify"
 
 
 class Judged(Protocol):
@@ -228,7 +225,8 @@ class Desktop:
         self._oom_kills = kills
         return kills
 
-    async def _interpose(self, point: str) -> None:
+    async def interpose(self, point: str) -> None:
+        """Let fault injection have its turn at a point of the desktop's life."""
         if self.services.interposer is not None:
             await self.services.interposer(
                 Interposition(point, self.slot, self.pid1, self.root, tuple(self.cgroup.paths))
@@ -256,9 +254,9 @@ class Desktop:
 
         async def at_post_restore() -> None:
             self._connect()
-            await self._interpose("rebuilt")
+            await self.interpose("rebuilt")
             await self._put_locks_back(checkpoint.images)
-            await self._interpose("restored")
+            await self.interpose("restored")
             judged.add(await services.gates.check(Phase.RESTORED, self.view(), evidence))
 
         async with hold_restore(
@@ -285,15 +283,15 @@ class Desktop:
             services.watcher.drain()
             services.watcher.track(self.slot, self.restored)
             await self._restart_timers()
-            await self._interpose("pre_resume")
+            await self.interpose("pre_resume")
             await in_thread(self._read_event_sources)
             judged.add(await services.gates.check(Phase.PRE_RESUME, self.view(), evidence))
             await held.release()
         await in_thread(self.cgroup.thaw)
-        await self._interpose("resumed")
+        await self.interpose("resumed")
         judged.add(await services.gates.check(Phase.READY, self.view(), evidence))
         self.ready_at = time.monotonic()
-        await self._interpose("ready")
+        await self.interpose("ready")
 
     async def _restart_timers(self) -> None:
         """CRIU stops periodic timers that have fired and were not read."""
@@ -320,7 +318,7 @@ class Desktop:
     async def settle(self, evidence: Mapping[str, Json]) -> list[GateResult]:
         """Wait out the settling time and judge what needs it."""
         await trio.sleep(max(0.0, self.ready_at + self.services.config.settle_s - time.monotonic()))
-        await self._interpose("settled")
+        await self.interpose("settled")
         self.services.watcher.drain()
         return await self.services.gates.check(Phase.SETTLED, self.view(), evidence)
 
@@ -368,7 +366,7 @@ class Desktop:
     # --- dumping
 
     async def dump(self, **facts: Json) -> Checkpoint:
-        """Freeze it, dump it with its evidence, and let it run on.
+        """Freeze it, dump it with its evidence, and let it run on: `dumping.dump_desktop`.
 
         Args:
             facts: the manifest's fields that the desktop does not know (name, kind, image, task, …).
@@ -379,98 +377,7 @@ class Desktop:
         Cancellation: not in the middle (a killed CRIU can damage the source); the attempt is bounded in time, and
         thrown away afterwards.
         """
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + DUMP_DEADLINE_S) as scope:
-            return await self._dump_retrying(facts)
-        assert scope.cancelled_caught
-        self.damaged = f"a dump did not end within {DUMP_DEADLINE_S:g} s"
-        raise DumpError(f"dump of desktop {self.slot!r} did not end within {DUMP_DEADLINE_S:g} s", interrupted=True)
-
-    async def _dump_retrying(self, facts: Mapping[str, Json]) -> Checkpoint:
-        began = trio.current_time()
-        for number in range(DUMP_TRIES - 1):
-            try:
-                return await self._dump_once(facts)
-            except DumpError as e:
-                refusal = str(e.facts.get("log_excerpt", ""))
-                if e.facts.get("interrupted") or not refusal:  # not CRIU's word, or no second dump is safe
-                    raise
-                if trio.current_time() - began > DUMP_DEADLINE_S / 3:  # one that the deadline broke off would do damage
-                    raise
-                _log.info("a dump is tried again", slot=self.slot, error=e.message)
-            if _INOTIFY_LOST in refusal:
-                # Memory pressure evicted the directory entry of a watched path, and its handle with it. Looking every
-                # path up brings the entries back (docs/adr/0001-hold-restores.md).
-                await trio.to_thread.run_sync(_look_up_everything, self.root)
-            else:
-                # A process that was just ending makes CRIU refuse (kcmp, EBADF), and so do descriptors on their way
-                # between processes ("Control messages in queue"), as they are for a while where an application starts.
-                await trio.sleep(DUMP_PAUSE_S * 2**number)
-        return await self._dump_once(facts)
-
-    async def _dump_once(self, facts: Mapping[str, Json]) -> Checkpoint:
-        services = self.services
-        store = services.store
-        outsiders = await trio.to_thread.run_sync(self._outsiders)
-        if outsiders:
-            raise DumpError(
-                f"desktop {self.slot!r} has processes that do not descend from its init and would be lost: {outsiders}",
-                interrupted=False,
-            )
-        try:
-            identity, folder = store.begin()
-        except OSError as e:
-            raise DumpError(f"dump of desktop {self.slot!r} failed: {e}", interrupted=False) from e
-        try:
-
-            async def while_frozen() -> None:
-                await self._interpose("frozen")
-                evidence = await services.gates.record(self.view())
-                write_json(folder / "evidence.json", evidence)
-                await self._copy_upper(folder / UPPER)
-
-            try:
-                await dump(
-                    services.criu,
-                    pid=self.pid1,
-                    images=folder / "criu",
-                    root=self.root,
-                    kdat_dir=services.kdat_dir,
-                    timeout_s=services.config.criu_timeout_s,
-                    while_frozen=while_frozen,
-                )
-            except DumpError as e:
-                if e.facts.get("interrupted"):
-                    self.damaged = f"a dump broke off: {e.message}"
-                raise
-            layers = [identity, *(self.checkpoint.manifest.layers if self.checkpoint else ())]
-            fields = {"base": identity, "init_argv": INIT_ARGV, "layers": tuple(layers), **facts}
-            return await trio.to_thread.run_sync(lambda: store.finish(folder, **fields))
-        except BaseException as e:
-            with trio.CancelScope(shield=True):  # from the dump's own deadline
-                await in_thread(remove_tree, folder)
-            if isinstance(e, OSError):
-                raise DumpError(f"dump of desktop {self.slot!r} failed: {e}", interrupted=bool(self.damaged)) from e
-            raise
-
-    def _outsiders(self) -> list[str]:
-        pids = self.cgroup.pids()
-        inside = descends_from(self.pid1, sorted(pids))
-        return [f"{p.command!r} ({p.inner_pid})" for p in read_processes(sorted(pids - set(inside)))]
-
-    async def _copy_upper(self, target: Path) -> None:
-        # cp knows whiteouts, opaque folders' xattrs, holes and hard links; a hard-linked copy would follow its source.
-        done = await trio.run_process(
-            ["cp", "-a", "--preserve=all", "--reflink=auto", str(self.folder / UPPER), str(target)],
-            check=False,
-            capture_stderr=True,
-            env={"LC_ALL": "C", "PATH": "/usr/bin:/bin"},
-        )
-        if done.returncode:
-            problem = (done.stderr or b"").decode(errors="replace")
-            raise DumpError(
-                f"the file layer of desktop {self.slot!r} could not be copied: {problem.strip()[-500:]}",
-                interrupted=False,
-            )
+        return await dump_desktop(self, facts)
 
     # --- stopping
 
@@ -549,12 +456,3 @@ def _session(pid1: int, processes: Sequence[ProcessIdentity]) -> Iterator[Proces
     for process in processes:
         if process.host_pid in scripts or parents.get(process.host_pid) in scripts:
             yield process
-
-
-def _look_up_everything(root: Path) -> None:
-    for folder, _, files in os.walk(root, followlinks=False):
-        for name in files:
-            try:
-                os.lstat(os.path.join(folder, name))
-            except FileNotFoundError:
-                continue

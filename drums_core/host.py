@@ -12,7 +12,6 @@ import attrs
 import structlog
 import trio
 
-import drums
 from drums.errors import (
     CapacityExhausted,
     CheckpointError,
@@ -20,7 +19,6 @@ from drums.errors import (
     ImageUnsuitable,
     SlotNotFound,
     TaskNotFound,
-    TaskUnsupported,
 )
 from drums_core.abc import Catalogue, Checker, PackagedChecker, Pinned, PinningChecker, PreparingChecker
 from drums_core.checkpoint import Checkpoint, Manifest
@@ -32,8 +30,6 @@ from drums_core.end_states import remove as remove_end_state
 from drums_core.episode import Episode
 from drums_core.events import EventBus, HostEvent
 from drums_core.golden import ensure_golden
-from drums_core.image.recipe import known_recipes
-from drums_core.image.software import images_with, recipe_with
 from drums_core.image.store import Image, ImageStore
 from drums_core.journal import Journal
 from drums_core.model import (
@@ -44,7 +40,6 @@ from drums_core.model import (
     PluginRecord,
     Purpose,
     Quarantined,
-    Reward,
     Task,
     Validity,
     check_labels,
@@ -52,17 +47,12 @@ from drums_core.model import (
 from drums_core.plugins import Plugins, installed_now
 from drums_core.reverifying import Reverification, reverify
 from drums_core.services import Services
-from drums_core.setup import parse_steps
 from drums_core.slot import Slot
-from drums_core.verifying import Failure, checker_for
+from drums_core.task_needs import checker_for, require_image, require_supported
 
 _log = structlog.get_logger("drums.host")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CHANGED = "its files differ from those that the daemon began with: restart it to use them"
-_NO_IMAGE = (
-    "none that ships with drums; the setting `software` of the host adds a vendor's package to one "
-    "(docs/install.md#software-that-debian-does-not-have)"
-)
 _ADDED = "installed since the daemon began: restart it to use it"
 UNSET: Any = object()  # a ttl that was not given: the host's default
 
@@ -117,13 +107,6 @@ class Host:
                 problem = e
         raise problem or TaskNotFound(f"no task {prefix!r}: no catalogue is installed")
 
-    def _check_task(self, task: Task) -> None:
-        if not task.supported:
-            raise TaskUnsupported(f"task {task.id!r} is not supported: {task.unsupported_reason}", task=task.id)
-        parse_steps(self.plugins.registry, task.config, "config")
-        _, checker, _ = checker_for(self.checkers, task)
-        checker.validate(task)
-
     def pin(self, task: Task | None) -> Pinned | None:
         """What will score a task, as it is now; None where that cannot change. Blocks.
 
@@ -136,34 +119,6 @@ class Host:
         if not isinstance(checker, PinningChecker):
             return None
         return checker.pin(task, self.services.dev.parent / "pinned")
-
-    def _check_image(self, task: Task, image: str) -> None:
-        """Refuse a task that cannot be done in desktops of this image.
-
-        Raises:
-            ImageUnsuitable: it lacks an application (`.missing`), or the task is about the live web.
-        """
-        if image in known_recipes():  # one that an operator made is known to have what he put in it
-            missing = sorted({*task.applications} - {*recipe_with(image, self.config.software).applications})
-            if missing:
-                suitable = images_with(task.applications, self.config.software)
-                raise ImageUnsuitable(
-                    f"task {task.id!r} needs {', '.join(missing)}, which image {image!r} lacks",
-                    hint=f"images that have it: {', '.join(suitable) or _NO_IMAGE}",
-                    image=image,
-                    task=task.id,
-                    missing=missing,
-                    suitable=suitable,
-                )
-        if task.needs_web:
-            raise ImageUnsuitable(
-                f"task {task.id!r} is about live web pages, and desktops of image {image!r} have no network",
-                hint='no drums desktop has a network to the outside yet (network="none"), whatever its image: '
-                "choose a task with `needs_web` false",
-                image=image,
-                task=task.id,
-                missing=["network"],
-            )
 
     # --- plugins
 
@@ -235,14 +190,14 @@ class Host:
         named = check_labels(labels or {}) | ({} if purpose is None else {OWN_LABEL: purpose})
         resolved = self.task(task) if isinstance(task, str) else task
         if resolved is not None:
-            self._check_task(resolved)
+            require_supported(resolved, self.plugins.registry, self.checkers)
             if checkpoint is None:
-                self._check_image(resolved, image or self.config.image)
+                require_image(resolved, image or self.config.image, self.config.software)
         if len(self.slots) >= self.config.max_slots:
             self.reserve(1, base=None, task=None, setup_at_reset=False, ttl_s=None)  # refuses
         base = await self._base(image, checkpoint)
         if resolved is not None and checkpoint is not None:
-            self._check_image(resolved, base.manifest.image)
+            require_image(resolved, base.manifest.image, self.config.software)
         own_setup = resolved is not None
         if resolved is None and checkpoint is not None:
             resolved = base.task()
@@ -482,64 +437,6 @@ class Host:
 
     # --- rewards
 
-    def _steps_of(self, task: Task) -> dict[str, Json]:
-        """Which plugin provides each type of step that a task uses, before its check as well."""
-        listed = task.evaluator.get("postconfig")
-        after = [x.get("type") for x in listed if isinstance(x, dict)] if isinstance(listed, list) else []
-        steps = self.plugins.registry.steps
-        used = sorted({*(x.type for x in task.config), *(x for x in after if isinstance(x, str))} & set(steps))
-        return {name: attrs.asdict(steps[name][1]) for name in used}
-
-    def graders(self, task: Task, pinned: Pinned | None) -> dict[str, Json]:
-        """What scores a task, with its versions, as a reward's provenance has it: `checker`, `steps`, `drums`."""
-        name, checker, plugin = checker_for(self.checkers, task)
-        facts = pinned.facts if pinned else checker.provenance(task)
-        return {
-            "checker": {"name": name, "plugin": attrs.asdict(plugin), **facts},
-            "steps": self._steps_of(task),
-            "drums": drums.__version__,
-        }
-
     async def reverify(self, episode: str, *, anyway: bool = False) -> Reverification:
         """Grade the kept end state of an episode again and compare: `drums_core.reverifying.reverify`."""
         return await reverify(self, episode, anyway=anyway)
-
-    def make_reward(
-        self,
-        slot: Slot,
-        *,
-        score: float | None,
-        failure: Failure | None = None,
-        checker_skipped: str | None = None,
-        provenance: Mapping[str, Json] | None = None,
-    ) -> Reward:
-        """The reward of a slot's current episode as of now."""
-        task = slot.task
-        assert task is not None
-        validity = slot.episode.validity
-        return Reward(
-            score=score,
-            valid=validity.valid,
-            invalid_reasons=validity.invalid_reasons,
-            verdict=validity.verdict,
-            bad_gates=validity.bad_gates,
-            checker_error=failure.message if failure else None,
-            checker_error_cause=(failure.cause or "unknown") if failure else None,
-            checker_skipped=checker_skipped,
-            provenance={
-                "episode": slot.episode.id,
-                "origin": slot.episode.origin,
-                "labels": dict(slot.episode.labels),
-                "task": task.id,
-                "task_sha256": task.sha256,
-                "image": slot.base.manifest.image,
-                "image_digest": slot.base.manifest.image_digest,
-                "checkpoint": slot.base.id,
-                "criu": self.services.criu.version,
-                **self.graders(task, slot.episode.pinned),
-                "gates": [attrs.asdict(p) for p in self.services.gates.plugin_ids()],
-                "causes": [c.value for c in validity.causes],
-                "notes": list(slot.episode.notes),
-                **(provenance or {}),
-            },
-        )

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 import attrs
 import trio
 
-from drums.errors import PortError
+from drums.errors import PortError, PortNotAllowed
 from drums_core.sys.inside import tcp_socket_in
 
 CONNECT_LIMIT_S = 10.0
@@ -83,6 +83,21 @@ class PortUses:
             use.scope.cancel()
             if use.sock is not None:
                 use.sock.close()
+
+
+def require_allowed(port: int, allowed: Collection[int]) -> None:
+    """Refuse a port that the host's configuration does not list.
+
+    Raises:
+        PortNotAllowed: so it is.
+    """
+    if port not in allowed:
+        raise PortNotAllowed(
+            f"port {port} of a desktop is not let through, allowed are {', '.join(map(str, allowed)) or 'none'}",
+            hint="list it under `ports` in the host's configuration",
+            port=port,
+            allowed=list(allowed),
+        )
 
 
 async def _connect(sock: trio.socket.SocketType, port: int) -> None:

@@ -15,6 +15,7 @@ from drums_core.checkpoint import Checkpoint
 from drums_core.end_states import EndState
 from drums_core.journal import read_episode
 from drums_core.model import Json
+from drums_core.rewards import graders
 from drums_core.verifying import regrade
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ async def reverify(host: Host, identity: str, *, anyway: bool) -> Reverification
     task = checkpoint.task()
     assert task is not None
     pinned = await trio.to_thread.run_sync(host.pin, task)
-    now = _plain({"task_sha256": task.sha256, **host.graders(task, pinned)})
+    now = _plain({"task_sha256": task.sha256, **graders(host, task, pinned)})
     differences = tuple(_differences({k: reward["provenance"].get(k) for k in _GRADERS}, now))
     if differences and not anyway:
         raise CheckerChanged(

@@ -1,40 +1,32 @@
-"""A slot: a desktop's place on the host, its state machine, and everything that a user does with it."""
+"""A slot: a desktop's place on the host, how it lives there, and everything that a user does with it."""
 
 from __future__ import annotations
 
-import enum
-import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import structlog
 import trio
 
 from drums.errors import (
-    CheckerError,
-    ConfigError,
     DesktopError,
-    GuestError,
-    InvalidEpisode,
     InvalidTransition,
-    PortNotAllowed,
     SetupFailed,
-    SlotBusy,
     SlotNotFound,
-    SlotQuarantined,
 )
 from drums_core.abc import CommandResult
-from drums_core.as_user import execute_as_user, read_as_user, upload_as_user
+from drums_core.as_user import act_as_user, execute_as_user, read_as_user, upload_as_user
 from drums_core.blame import listening
 from drums_core.checkpoint import Checkpoint, task_document
 from drums_core.desktop import Desktop
+from drums_core.desktop_watch import DesktopWatch
 from drums_core.end_states import KIND, EndState
 from drums_core.episode import Episode
-from drums_core.error_groups import first_error
+from drums_core.forking import fork_slot
 from drums_core.guest_client import GuestClient
 from drums_core.model import (
     DesktopEvent,
@@ -46,32 +38,16 @@ from drums_core.model import (
     Status,
     Task,
 )
-from drums_core.ports import PortUses
+from drums_core.ports import PortUses, require_allowed
 from drums_core.setup import run_steps
-from drums_core.sys.oom import open_notifier
-from drums_core.sys.waiting import wait_readable
-from drums_core.verifying import grade
+from drums_core.slot_state import SlotState, StateMachine
+from drums_core.verifying import verify
 
 if TYPE_CHECKING:
     from drums_core.host import Host
 
 _log = structlog.get_logger("drums.slot")
-_ACTIONS = ("", "step", "execute", "write_file")
-"""Operations that go on beside connections to the desktop's ports; at the beginning of another these are closed."""
 SPECIAL_ACTIONS = ("WAIT", "DONE", "FAIL")
-_AFTER_OOM_S = (0.0, 0.05, 0.2, 0.5, 1.0)
-ACTION_PREAMBLE = "import pyautogui; import time; pyautogui.FAILSAFE = False; "
-
-
-class SlotState(enum.StrEnum):
-    """Where a slot is; see DESIGN: starting, up, quarantined, down, failed, closed."""
-
-    STARTING = "starting"
-    UP = "up"
-    QUARANTINED = "quarantined"
-    DOWN = "down"
-    FAILED = "failed"
-    CLOSED = "closed"
 
 
 @attrs.define(eq=False)
@@ -84,19 +60,19 @@ class Slot:
     setup_at_reset: bool
     ttl_s: float | None
     id: str = attrs.field(factory=lambda: f"d-{uuid.uuid4().hex[:12]}")
-    state: SlotState = SlotState.STARTING
-    reason: str = ""
     created_at: float = attrs.field(factory=time.time)
     desktop: Desktop | None = None
     _episode: Episode | None = None
-    _lock: trio.Lock = attrs.field(factory=trio.Lock)
-    _operation: str = ""
     _deadline: float = float("inf")
-    _watch: trio.CancelScope | None = None
+    _watch: DesktopWatch | None = None
     _acted_before: bool = False
     _beginning: trio.CancelScope | None = None
     labels: Mapping[str, str] = attrs.field(factory=dict)
     ports: PortUses = attrs.field(factory=PortUses)
+    states: StateMachine = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.states = StateMachine(self.id, self.ports, self._on_state)
 
     async def __aenter__(self) -> Slot:
         return self
@@ -105,6 +81,16 @@ class Slot:
         await self.close()
 
     # --- what it is
+
+    @property
+    def state(self) -> SlotState:
+        """Where it is."""
+        return self.states.state
+
+    @property
+    def reason(self) -> str:
+        """Why it is there, "" where that needs none."""
+        return self.states.reason
 
     @property
     def episode(self) -> Episode:
@@ -157,52 +143,6 @@ class Slot:
         left = self._deadline - trio.current_time()
         return None if left == float("inf") else max(0.0, left)
 
-    # --- state
-
-    def _enter(self, state: SlotState, reason: str = "") -> None:
-        self.state, self.reason = state, reason
-        if state is not SlotState.UP:
-            self.ports.end(f"slot {self.id} is {state.value}")
-        self.host.publish("slot_state", self.id, {"state": state.value, "reason": reason})
-
-    @asynccontextmanager
-    async def _operating(self, operation: str, *allowed: SlotState) -> AsyncIterator[None]:
-        """One mutating operation at a time, and only in these states."""
-        self._require(operation, allowed)
-        try:
-            self._lock.acquire_nowait()
-        except trio.WouldBlock:
-            raise self._busy(operation) from None
-        self._operation = operation
-        if operation not in _ACTIONS:
-            self.ports.end(f"{operation!r} of slot {self.id} began")
-        try:
-            yield
-        finally:
-            self._operation = ""
-            self._lock.release()
-
-    def _busy(self, operation: str) -> SlotBusy:
-        return SlotBusy(
-            f"slot {self.id} is busy with {self._operation!r}, so {operation!r} is refused",
-            hint="try again when it is done",
-        )
-
-    def _require(self, operation: str, allowed: Sequence[SlotState]) -> None:
-        if self.state in allowed:
-            return
-        facts: dict[str, Any] = {"slot": self.id, "state": self.state.value, "operation": operation}
-        if self.state is SlotState.CLOSED:
-            raise SlotNotFound(f"slot {self.id} is closed", **facts)
-        if self.state is SlotState.QUARANTINED:
-            raise SlotQuarantined(
-                f"slot {self.id} is quarantined ({self.reason}), so {operation!r} is refused",
-                hint="release it and reset it, or close it",
-                **facts,
-            )
-        names = " or ".join(s.value for s in allowed)
-        raise InvalidTransition(f"slot {self.id} is {self.state.value}; {operation!r} needs it {names}", **facts)
-
     # --- life
 
     async def begin(
@@ -219,8 +159,7 @@ class Slot:
         Raises:
             SlotNotFound: it was closed meanwhile, by somebody else or by the end of its lease.
         """
-        async with self._lock:
-            self._operation = origin
+        async with self.states.turn(origin):
             try:
                 with trio.CancelScope() as self._beginning:
                     await self.start(checkpoint, origin, setup=setup, acted=acted, parent=parent)
@@ -229,7 +168,6 @@ class Slot:
                 if self._beginning.cancelled_caught:
                     raise SlotNotFound(f"slot {self.id} was closed while it was being made", slot=self.id)
             finally:
-                self._operation = ""
                 self._beginning = None
 
     async def start(
@@ -243,7 +181,7 @@ class Slot:
     ) -> None:
         """Restore a checkpoint as a new episode and, if asked, run the task's set-up. Leaves nothing when it fails."""
         services = self.host.services
-        self._enter(SlotState.STARTING)
+        self.states.enter(SlotState.STARTING)
         image = await trio.to_thread.run_sync(self.host.image_of, checkpoint)
         pinned = await trio.to_thread.run_sync(self.host.pin, self.task)
         desktop = Desktop(services, self.id, services.config.limits)
@@ -254,7 +192,8 @@ class Slot:
         try:
             await desktop.start_from(checkpoint, image.layer, self._episode)
             # The 5 s of `alive_after_resume` begin at ready, whatever the set-up does meanwhile.
-            self.host.nursery.start_soon(self._watch_desktop, desktop, self._episode, checkpoint)
+            self._watch = DesktopWatch(self, desktop, self._episode, checkpoint, self._on_init_ended)
+            self.host.nursery.start_soon(self._watch.run)
             if setup and self.task is not None and self.task.config:
                 self._require_ready(self.task.config[0].type)
                 await run_steps(self, self.task.config)
@@ -263,10 +202,10 @@ class Slot:
                 raise DesktopError(f"slot {self.id}: {self.reason} during its set-up")
         except BaseException as e:
             await self._end_desktop()
-            self._enter(SlotState.FAILED, f"{type(e).__name__}: {e}")
+            self.states.enter(SlotState.FAILED, f"{type(e).__name__}: {e}")
             raise
         if self.state is SlotState.STARTING:  # not quarantined meanwhile
-            self._enter(SlotState.UP)
+            self.states.enter(SlotState.UP)
 
     def _require_ready(self, first_step: str) -> None:
         """A set-up cannot run in a desktop that does not answer; without one the episode is just invalid."""
@@ -274,48 +213,10 @@ class Slot:
             if result.phase is Phase.READY and result.status is Status.FAIL:
                 raise SetupFailed(f"the set-up cannot run: {result.reason}", index=0, step_type=first_step, output="")
 
-    async def _watch_desktop(self, desktop: Desktop, episode: Episode, checkpoint: Checkpoint) -> None:
-        """Judge the settled phase, and notice the end of init, until the desktop is stopped."""
-        if self.desktop is not desktop:
-            return  # it was stopped before this task had its first turn
-        with trio.CancelScope() as scope:
-            self._watch = scope
-
-            async def settle() -> None:
-                evidence = await trio.to_thread.run_sync(checkpoint.evidence)
-                settled = await desktop.settle(evidence)
-                episode.add([*await episode.inherited(self.host.config.gate_timeout_s), *settled])
-                self.check_oom()
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(settle)
-                nursery.start_soon(self._watch_memory, desktop)
-                pidfd = os.pidfd_open(desktop.pid1)
-                try:
-                    await wait_readable(pidfd)
-                finally:
-                    os.close(pidfd)
-                nursery.cancel_scope.cancel()
-                self._quarantine("the desktop's init ended", by_user=False)
-                self._enter(SlotState.FAILED, "the desktop's init ended")
-
-    async def _watch_memory(self, desktop: Desktop) -> None:
-        """Read the OOM counter when the kernel says that it may have changed."""
-        notifier = open_notifier(desktop.cgroup)
-        try:
-            while True:
-                await wait_readable(notifier)
-                os.read(notifier, 4096)
-                for pause_s in _AFTER_OOM_S:  # version 1 tells of it before it has killed
-                    await trio.sleep(pause_s)
-                    self.check_oom()
-        finally:
-            os.close(notifier)
-
     async def _end_desktop(self) -> None:
         self.ports.end(f"the desktop of slot {self.id} ends")
         if self._watch is not None:
-            self._watch.cancel()
+            self._watch.stop()
             self._watch = None
         if self._episode is not None:
             self.host.end_episode(self._episode)
@@ -334,7 +235,7 @@ class Slot:
         Raises:
             ConfigError: this host does not allow it.
         """
-        self._require("extend", [state for state in SlotState if state is not SlotState.CLOSED])
+        self.states.require("extend", *(state for state in SlotState if state is not SlotState.CLOSED))
         self.set_lease(self.host.lease(ttl_s))
 
     async def keep_lease(self) -> None:
@@ -355,13 +256,13 @@ class Slot:
         """End the desktop and the slot; waits for an operation under way, its making apart. Twice is once."""
         if self._beginning is not None:
             self._beginning.cancel()
-        async with self._lock:
+        async with self.states.turn():
             if self.state is SlotState.CLOSED:
                 return
             try:
                 await self._end_desktop()
             finally:
-                self._enter(SlotState.CLOSED, reason)
+                self.states.enter(SlotState.CLOSED, reason)
                 self.host.forget(self)
 
     async def reset(self) -> Episode:
@@ -369,13 +270,13 @@ class Slot:
 
         Cancellation: nothing of either desktop is left; the slot is down.
         """
-        async with self._operating("reset", SlotState.UP, SlotState.DOWN, SlotState.FAILED):
+        async with self.states.operating("reset", SlotState.UP, SlotState.DOWN, SlotState.FAILED):
             await self._end_desktop()
-            self._enter(SlotState.DOWN)
+            self.states.enter(SlotState.DOWN)
             try:
                 await self.start(self.base, "reset", setup=self.setup_at_reset)
             except BaseException:
-                self._enter(SlotState.DOWN, self.reason)
+                self.states.enter(SlotState.DOWN, self.reason)
                 raise
             return self.episode
 
@@ -388,35 +289,8 @@ class Slot:
         """
         if count < 1:
             raise ValueError(f"count is {count}, it must be at least 1")
-        async with self._operating("fork", SlotState.UP):
-            children = self.host.reserve(
-                count, base=self.base, task=self.task, setup_at_reset=self.setup_at_reset, ttl_s=self.ttl_s
-            )
-            for child in children:
-                child.labels = self.labels
-            try:
-                checkpoint = await self._dump(kind="fork", name="")
-                parent = (self.episode, len(self.episode.results))
-                self.host.services.store.acquire(checkpoint)  # until every child holds it
-                try:
-                    async with trio.open_nursery() as nursery:
-                        for child in children:
-                            nursery.start_soon(child._start_as_child, checkpoint, parent, self.has_acted)
-                finally:
-                    with trio.CancelScope(shield=True):
-                        await trio.to_thread.run_sync(self.host.services.store.release, checkpoint)
-            except BaseException as e:
-                with trio.CancelScope(shield=True):
-                    for child in children:
-                        await child.close(reason="the fork failed")
-                if isinstance(e, BaseExceptionGroup):
-                    raise first_error(e) from e
-                raise
-            return children
-
-    async def _start_as_child(self, checkpoint: Checkpoint, parent: tuple[Episode, int], acted: bool) -> None:
-        await self.begin(checkpoint, "fork", setup=False, acted=acted, parent=parent)
-        self.episode.last_action, self.episode.listened = parent[0].last_action, parent[0].listened
+        async with self.states.operating("fork", SlotState.UP):
+            return await fork_slot(self, count)
 
     async def save(self, name: str) -> Checkpoint:
         """Keep the desktop's state under a name; `create(checkpoint=name)` starts from it. Waits for the verdict.
@@ -425,7 +299,7 @@ class Slot:
             InvalidEpisode: a desktop that is not as it should be is not kept: what starts from it would pass for valid.
             CheckpointError: the name is taken, or not one to 64 letters, digits, dots, dashes and underscores.
         """
-        async with self._operating("save", SlotState.UP):
+        async with self.states.operating("save", SlotState.UP):
             await trio.to_thread.run_sync(self.host.check_new_name, name)
             await self.episode.wait_valid()
             checkpoint = await self._dump(kind="saved", name=name)
@@ -462,26 +336,30 @@ class Slot:
 
         Twice is once more: the later reason is added to the report.
         """
-        self._require("quarantine", (SlotState.UP, SlotState.QUARANTINED))
+        self.states.require("quarantine", SlotState.UP, SlotState.QUARANTINED)
         self._quarantine(reason, by_user=True)
 
     def _quarantine(self, reason: str, *, by_user: bool) -> None:
         if self._episode is not None and not self._episode.closed:
             self.host.on_desktop_event(self.id, Quarantined(reason, by_user))
         if self.state in (SlotState.UP, SlotState.STARTING):
-            self._enter(SlotState.QUARANTINED, reason)
-
-    def _out_of_order(self) -> bool:
-        """Whether there is an episode that can be told about and a desktop that cannot be scored."""
-        return self.state in (SlotState.QUARANTINED, SlotState.FAILED)
+            self.states.enter(SlotState.QUARANTINED, reason)
 
     async def release(self) -> None:
         """End a quarantined desktop; the slot is down and can be reset."""
-        async with self._operating("release", SlotState.QUARANTINED):
+        async with self.states.operating("release", SlotState.QUARANTINED):
             await self._end_desktop()
-            self._enter(SlotState.DOWN, "released from quarantine")
+            self.states.enter(SlotState.DOWN, "released from quarantine")
 
-    # --- watching
+    # --- what happens to it
+
+    def _on_state(self, state: SlotState, reason: str) -> None:
+        self.host.publish("slot_state", self.id, {"state": state.value, "reason": reason})
+
+    def _on_init_ended(self) -> None:
+        reason = "the desktop's init ended"
+        self._quarantine(reason, by_user=False)
+        self.states.enter(SlotState.FAILED, reason)
 
     def on_event(self, event: DesktopEvent) -> None:
         """An event of the watcher: judged by the event gates of the current episode."""
@@ -513,12 +391,12 @@ class Slot:
 
     async def screenshot(self) -> bytes:
         """The screen as PNG."""
-        self._require("screenshot", (SlotState.UP, SlotState.QUARANTINED))
+        self.states.require("screenshot", SlotState.UP, SlotState.QUARANTINED)
         return (await self.guest.call("GET", "/screenshot")).body
 
     async def accessibility(self) -> Json:
         """The accessibility tree, as the guest server gives it: `{"AT": xml}`."""
-        self._require("accessibility", (SlotState.UP, SlotState.QUARANTINED))
+        self.states.require("accessibility", SlotState.UP, SlotState.QUARANTINED)
         return (await self.guest.call("GET", "/accessibility")).json()
 
     async def read_file(self, path: str) -> bytes:
@@ -527,7 +405,7 @@ class Slot:
         Raises:
             GuestError: it cannot be read; `.guest_status` is 404 when it is not there.
         """
-        self._require("read_file", (SlotState.UP, SlotState.QUARANTINED))
+        self.states.require("read_file", SlotState.UP, SlotState.QUARANTINED)
         return await read_as_user(self.guest, path)
 
     async def write_file(self, path: str, content: bytes) -> None:
@@ -536,7 +414,7 @@ class Slot:
         Raises:
             GuestError: it cannot be written.
         """
-        async with self._operating("write_file", SlotState.UP):
+        async with self.states.operating("write_file", SlotState.UP):
             self._count_action()
             await upload_as_user(self.guest, path, content)
 
@@ -546,25 +424,19 @@ class Slot:
         Returns:
             `status`, `output`, `error` and `returncode` of the code.
         """
-        async with self._operating("step", SlotState.UP):
+        async with self.states.operating("step", SlotState.UP):
             episode = self.episode
             episode.last_action = action
             self._count_action()
             if action in SPECIAL_ACTIONS:
                 return {"status": "success", "output": "", "error": "", "returncode": 0}
-            reply = await self.guest.call("POST", "/run_python", {"code": ACTION_PREAMBLE + action})
-            document = reply.json()
-            if not isinstance(document, dict):
-                raise GuestError(
-                    f"the guest server answered an action with {type(document).__name__}, expected an object"
-                )
-            return document
+            return await act_as_user(self.guest, action)
 
     async def execute(
         self, command: str | Sequence[str], *, shell: bool = False, timeout_s: float = 120.0
     ) -> CommandResult:
         """A command as the agent's user."""
-        async with self._operating("execute", SlotState.UP):
+        async with self.states.operating("execute", SlotState.UP):
             self._count_action()
             return await execute_as_user(self.guest, "/execute", command, shell=shell, timeout_s=timeout_s)
 
@@ -579,17 +451,8 @@ class Slot:
             PortError: nothing listens there.
             PortClosed: another operation began, or the desktop takes no more actions; the block was cancelled.
         """
-        allowed = self.host.config.ports
-        if port not in allowed:
-            raise PortNotAllowed(
-                f"port {port} of a desktop is not let through, allowed are {', '.join(map(str, allowed)) or 'none'}",
-                hint="list it under `ports` in the host's configuration",
-                port=port,
-                allowed=list(allowed),
-            )
-        self._require("port", (SlotState.UP,))
-        if self._operation not in _ACTIONS:
-            raise self._busy("port")
+        require_allowed(port, self.host.config.ports)
+        self.states.require_port()
         guest = self.guest
         self._count_action()
         async with self.ports.open(guest.netns_fd, port) as stream:
@@ -608,24 +471,6 @@ class Slot:
             return await self._dump(kind=KIND, name=self.episode.id, end_state=attrs.asdict(EndState.of(self)))
         return await self._dump(kind="fork", name="")
 
-    async def _record(self, episode: Episode, reward: Reward) -> Reward:
-        """Put a reward on disk; what happened in the episode meanwhile counts, and is recorded with it once more."""
-        while True:
-            await self.host.journal.record_reward(episode, reward)
-            self.host.services.watcher.drain()
-            self.check_oom()
-            validity = episode.validity
-            if validity.bad_gates == reward.bad_gates:
-                return reward
-            reward = attrs.evolve(
-                reward,
-                valid=validity.valid,
-                verdict=validity.verdict,
-                bad_gates=validity.bad_gates,
-                invalid_reasons=validity.invalid_reasons,
-                provenance={**reward.provenance, "causes": [c.value for c in validity.causes]},
-            )
-
     async def verify(self, *, strict: bool = True, in_place: bool | None = None, keep: bool | None = None) -> Reward:
         """Wait for the verdict, then score a frozen copy of the desktop, which runs on untouched.
 
@@ -643,27 +488,4 @@ class Slot:
         """
         if self.task is None:
             raise InvalidTransition(f"slot {self.id} has no task, so there is nothing to verify", operation="verify")
-        config, episode = self.host.config, self.episode
-        chosen = config.verify_in_place if in_place is None else in_place
-        if keep and chosen:
-            raise ConfigError("keep is about the copy that is graded, and in place there is none", path="$.keep")
-        kept = (config.keep_end_states if keep is None else keep) and not chosen
-        reward: Reward | None = None
-        if not self._out_of_order():
-            async with self._operating("verify", SlotState.UP):
-                await self.episode.wait_judged()
-                if not self._out_of_order():
-                    reward = await grade(self, in_place=chosen, keep=kept)
-        if reward is None or self._out_of_order():  # before, or meanwhile
-            reward = self.host.make_reward(self, score=None, checker_skipped=f"{self.state.value}: {self.reason}")
-        reward = await self._record(episode, reward)
-        self.host.publish("reward", self.id, attrs.asdict(reward), episode.id)
-        if strict and not reward.valid:
-            raise InvalidEpisode(
-                f"episode {episode.id} is invalid: {'; '.join(reward.invalid_reasons)}",
-                bad_gates=list(reward.bad_gates),
-                reward=reward,
-            )
-        if strict and reward.score is None:
-            raise CheckerError(f"no score: {reward.checker_error or reward.checker_skipped}", reward=reward)
-        return reward
+        return await verify(self, strict=strict, in_place=in_place, keep=keep)

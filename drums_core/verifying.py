@@ -1,4 +1,4 @@
-"""Scoring: wait for the verdict, run the checker, and put the reward together."""
+"""Scoring: wait for the verdict, run the checker, and say why there is no score."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
 from copy import deepcopy
 from functools import partial
@@ -17,7 +17,7 @@ import attrs
 import structlog
 import trio
 
-from drums.errors import CheckerError, DrumsError, VerifierNotFound
+from drums.errors import CheckerError, ConfigError, DrumsError, InvalidEpisode
 from drums_core import end_states
 from drums_core.abc import CheckContext, Checker, EarlyChecker, Pinned
 from drums_core.blame import blame
@@ -28,12 +28,14 @@ from drums_core.guest_gateway import serve_guest
 from drums_core.model import Cause, Json, Phase, Reward, SetupStep, Task
 from drums_core.port_gateway import GRADED_PORTS, PortGateway
 from drums_core.ports import PortUses
+from drums_core.rewards import make_reward, record_reward
 from drums_core.setup import run_steps
+from drums_core.slot_state import SlotState
+from drums_core.task_needs import checker_for
 
 if TYPE_CHECKING:
     from drums_core.checkpoint import Checkpoint
     from drums_core.host import Host
-    from drums_core.model import PluginId
     from drums_core.slot import Slot
 
 _log = structlog.get_logger("drums.verify")
@@ -56,18 +58,37 @@ class Failure:
     ports: frozenset[int] = frozenset()
 
 
-def checker_for(checkers: Mapping[str, tuple[Checker, PluginId]], task: Task) -> tuple[str, Checker, PluginId]:
-    """The one checker that claims a task's evaluator.
+async def verify(slot: Slot, *, strict: bool, in_place: bool | None, keep: bool | None) -> Reward:
+    """The reward of a slot that has a task, recorded and told; see `Slot.verify`."""
+    host, episode = slot.host, slot.episode
+    chosen = host.config.verify_in_place if in_place is None else in_place
+    if keep and chosen:
+        raise ConfigError("keep is about the copy that is graded, and in place there is none", path="$.keep")
+    kept = (host.config.keep_end_states if keep is None else keep) and not chosen
+    reward: Reward | None = None
+    if not _out_of_order(slot):
+        async with slot.states.operating("verify", SlotState.UP):
+            await episode.wait_judged()
+            if not _out_of_order(slot):
+                reward = await grade(slot, in_place=chosen, keep=kept)
+    if reward is None or _out_of_order(slot):  # before, or meanwhile
+        reward = make_reward(slot, score=None, checker_skipped=f"{slot.state.value}: {slot.reason}")
+    reward = await record_reward(slot, episode, reward)
+    host.publish("reward", slot.id, attrs.asdict(reward), episode.id)
+    if strict and not reward.valid:
+        raise InvalidEpisode(
+            f"episode {episode.id} is invalid: {'; '.join(reward.invalid_reasons)}",
+            bad_gates=list(reward.bad_gates),
+            reward=reward,
+        )
+    if strict and reward.score is None:
+        raise CheckerError(f"no score: {reward.checker_error or reward.checker_skipped}", reward=reward)
+    return reward
 
-    Raises:
-        VerifierNotFound: none does, or several do.
-    """
-    claims = [(name, c, p) for name, (c, p) in checkers.items() if c.claims(task.evaluator)]
-    if len(claims) != 1:
-        func = task.evaluator.get("func")
-        who = f"{' and '.join(n for n, _, _ in claims)} both claim" if claims else "no installed checker claims"
-        raise VerifierNotFound(f"task {task.id!r}: {who} its evaluator {func!r}", task=task.id, func=func)
-    return claims[0]
+
+def _out_of_order(slot: Slot) -> bool:
+    """Whether there is an episode that can be told about and a desktop that cannot be scored."""
+    return slot.state in (SlotState.QUARANTINED, SlotState.FAILED)
 
 
 async def grade(slot: Slot, *, in_place: bool, keep: bool) -> Reward:
@@ -108,7 +129,7 @@ async def grade(slot: Slot, *, in_place: bool, keep: bool) -> Reward:
     slot.check_oom()
     if check.findings:
         facts["findings"] = check.findings
-    return host.make_reward(slot, score=score, failure=error, provenance=facts)
+    return make_reward(slot, score=score, failure=error, provenance=facts)
 
 
 async def regrade(

@@ -39,13 +39,14 @@ from drums.errors import (
     SetupFailed,
     TaskNotFound,
 )
-from drums_core import desktop as desktop_module
+from drums_core import dumping
 from drums_core.config import HostConfig
 from drums_core.host import Host
 from drums_core.model import SetupStep, Task
 from drums_core.opening import open_host
 from drums_core.services import Interposition
-from drums_core.slot import Slot, SlotState
+from drums_core.slot import Slot
+from drums_core.slot_state import SlotState
 from drums_core.sys import removal
 from drums_core.sys.enter import mount, umount
 
@@ -365,7 +366,7 @@ async def dump_that_never_ends(bench: Bench) -> None:
     async with await bench.host.create() as slot:
         checkpoints = sorted(os.listdir(bench.store))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(desktop_module, "DUMP_DEADLINE_S", 2.0)
+            patch.setattr(dumping, "DUMP_DEADLINE_S", 2.0)
             async with bench.at("frozen", hang):
                 with pytest.raises(DumpError, match="did not end within 2 s"):
                     await slot.save("never")

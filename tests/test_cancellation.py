@@ -20,7 +20,8 @@ from drums_core.config import HostConfig
 from drums_core.host import Host
 from drums_core.opening import open_host
 from drums_core.services import Interposition
-from drums_core.slot import Slot, SlotState
+from drums_core.slot import Slot
+from drums_core.slot_state import SlotState
 
 pytestmark = requires("root", "criu")
 TASK = "2e208cb7"  # its set-up calls sudo

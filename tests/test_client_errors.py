@@ -18,7 +18,7 @@ from client_fake import TASK, TOKEN, Answer, Asked, FakeDaemon, a_slot, a_task, 
 
 import drums
 import drums._endpoint
-from drums import _transport, errors
+from drums import _flows, _transport, errors
 from drums.errors import AuthError, ConfigError, DaemonUnreachable, DrumsError, SlotNotFound, TaskNotFound
 
 
@@ -31,7 +31,7 @@ def fake() -> Iterator[FakeDaemon]:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses between tries are short here."""
-    monkeypatch.setattr(_transport, "PAUSES_S", (0.001, 0.001))
+    monkeypatch.setattr(_flows, "PAUSES_S", (0.001, 0.001))
 
 
 def client_of(fake: FakeDaemon, token: str = TOKEN) -> drums.Client:

@@ -39,7 +39,8 @@ from drums_core.boot import boot
 from drums_core.host import Host
 from drums_core.model import SetupStep
 from drums_core.opening import open_host
-from drums_core.slot import Slot, SlotState
+from drums_core.slot import Slot
+from drums_core.slot_state import SlotState
 from drums_core.sys.cgroups import Cgroup
 from drums_core.verdict import SPECIFIED_GATES
 

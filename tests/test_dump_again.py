@@ -9,9 +9,10 @@ import pytest
 from desktops import Played, judged, play
 from requires import requires
 
-import drums_core.desktop
+import drums_core.dumping
 from drums.errors import DumpError
-from drums_core.desktop import DUMP_TRIES, Desktop
+from drums_core.desktop import Desktop
+from drums_core.dumping import DUMP_TRIES
 from drums_core.host import Host
 from drums_core.sys.criu import dump
 
@@ -84,7 +85,7 @@ SCENARIOS = {
 @pytest.fixture(scope="module")
 def played() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drums_core.desktop, "dump", refusing)
+        patch.setattr(drums_core.dumping, "dump", refusing)
         yield play(SCENARIOS, at_once=1)  # what is left of one is counted
 
 

@@ -19,7 +19,8 @@ from requires import requires
 
 from drums.errors import RestoreError
 from drums_core.host import Host
-from drums_core.slot import Slot, SlotState
+from drums_core.slot import Slot
+from drums_core.slot_state import SlotState
 from drums_core.testing.faults import Fault, FaultInjector, Point
 from drums_core.testing.faults.model import PLANT
 from drums_core.verdict import SPECIFIED_GATES

@@ -45,7 +45,7 @@ def test_float_of_any_other_raises(reward: Reward, error: type[Exception], text:
 
 def test_to_dict_is_json() -> None:
     """It travels as JSON, and the client makes the reward of it again."""
-    from drums._transport import reward_of
+    from drums._answers import reward_of
 
     for reward in (VALID, INVALID, BROKEN, PENDING):
         document = reward.to_dict()

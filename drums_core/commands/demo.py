@@ -18,7 +18,8 @@ from drums_core.host import Host
 from drums_core.logs import configure_logging
 from drums_core.model import Reward
 from drums_core.opening import open_host
-from drums_core.slot import Slot, SlotState
+from drums_core.slot import Slot
+from drums_core.slot_state import SlotState
 from drums_core.testing.faults import FaultInjector, fault
 
 OSWORLD_TASK = "e0df059f"

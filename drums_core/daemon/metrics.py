@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from drums_core.host import Host
-from drums_core.slot import SlotState
+from drums_core.slot_state import SlotState
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
