@@ -90,7 +90,16 @@ def test_host_without_debian_needs_a_mirror(targets: str) -> None:
 
 
 def test_credentials_of_a_mirror_are_in_no_message() -> None:
-    assert rootfs._without_credentials("Get:1 http://me:pass@m.example/x a") == "Get:1 http://m.example/x a"
+    """Neither in the log of a build nor in what the error says, nor in its command."""
+    line = "deb http://me:p@ss:w0rd@m.example/debian bookworm main"
+    told: list[str] = []
+    script = f"print('E: cannot fetch ' + {line!r}); raise SystemExit(3)"
+    with pytest.raises(ImageBuildError) as caught:
+        rootfs._run([sys.executable, "-c", script, line], told.append, lambda: None)
+    assert told == ["E: cannot fetch deb http://m.example/debian bookworm main"]
+    assert "m.example" in str(caught.value) and "m.example" in caught.value.command[-1]
+    for shown in (str(caught.value), *map(str, caught.value.facts.values())):
+        assert "p@" not in shown and "w0rd" not in shown
 
 
 # --- progress ---

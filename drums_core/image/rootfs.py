@@ -25,6 +25,7 @@ from pathlib import Path
 from drums.errors import ImageBuildError
 from drums_core.image.recipe import Recipe
 from drums_core.sys.removal import mounts_below
+from drums_core.urls import without_credentials
 
 Progress = Callable[[str, float], None]
 
@@ -396,7 +397,7 @@ def _run(command: Sequence[str], on_line: Callable[[str], None], on_idle: Callab
             if text is None:
                 on_idle()
                 continue
-            line = _without_credentials(text)
+            line = without_credentials(text)
             last.append(line)
             on_line(line)
         code = process.wait()
@@ -405,7 +406,8 @@ def _run(command: Sequence[str], on_line: Callable[[str], None], on_idle: Callab
     if code != 0:
         log = "\n".join(last)
         tail = " | ".join(list(last)[-3:])
-        raise ImageBuildError(f"{_name_of(command)!r} ended with {code}: {tail}", log=log, command=list(command))
+        shown = [without_credentials(part) for part in command]
+        raise ImageBuildError(f"{_name_of(command)!r} ended with {code}: {tail}", log=log, command=shown)
 
 
 def _name_of(command: Sequence[str]) -> str:
@@ -450,10 +452,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait()
     if process.stdout is not None:
         process.stdout.close()
-
-
-def _without_credentials(text: str) -> str:
-    return re.sub(r"(?<=://)[^/@\s]+@", "", text)
 
 
 # --- removal ---

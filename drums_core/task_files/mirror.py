@@ -17,6 +17,7 @@ import urllib.parse
 from pathlib import Path
 
 from drums.errors import SetupFailed
+from drums_core.urls import without_credentials
 
 HOSTS = frozenset({"huggingface.co", "hf-mirror.com"})
 MARK = "/datasets/xlangai/ubuntu_osworld_file_cache/resolve/main/"
@@ -49,13 +50,6 @@ def mirrored_path(url: str) -> tuple[str, ...]:
     if any(len(part.encode()) > _LONGEST_NAME for part in parts):
         raise ValueError(f"a name in its path has more than {_LONGEST_NAME} bytes")
     return parts
-
-
-def without_credentials(url: str) -> str:
-    """A URL as it may be told: without the user and the password that it may hold."""
-    scheme, mark, rest = url.partition("://")
-    place, slash, path = rest.partition("/")
-    return f"{scheme}{mark}{place.rpartition('@')[2]}{slash}{path}" if mark else url
 
 
 def is_mirrored(mirror: Path, url: str) -> bool:

@@ -29,7 +29,8 @@ import trio
 from drums.errors import SetupFailed
 from drums_core.durable import locked, sync_directory, write_json
 from drums_core.task_files.addresses import NotPublic, require_public_name, require_public_peer
-from drums_core.task_files.mirror import LARGEST_BYTES, MANIFEST, mirrored_path, read_mirrored, without_credentials
+from drums_core.task_files.mirror import LARGEST_BYTES, MANIFEST, mirrored_path, read_mirrored
+from drums_core.urls import without_credentials
 
 TRIES = 3
 PAUSE_S = 1.0
