@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -239,6 +240,42 @@ async def test_a_server_that_drips(
     server.faults.append(Fault("GET", drip=True))
     with trio.fail_after(5):
         assert "longer than 0.5 s" in (await refused(context)).message
+
+
+@pytest.mark.parametrize("at", ["POST /token", "GET /drive", "DELETE /drive", "POST /upload", "PUT /upload"])
+@pytest.mark.parametrize("status", [200, 403, 429])
+async def test_a_reply_without_an_end(
+    context: FakeStepContext, server: DriveServer, at: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read no further than is allowed, whatever it is about, and asked for once."""
+    monkeypatch.setattr(drive, "LARGEST_BYTES", 1 << 16)
+    server.add("x")
+    server.faults.append(Fault(at, status, size=64 << 20))
+    error = await refused(context, ("delete", {}), ("upload", {"url": f"{MARK}a.pdf", "path": ["x"]}))
+    said = rf"answered {at.split()[0]} with {status} and at least (\d+) bytes, allowed are 65536"
+    found = re.search(said, error.message)
+    assert found and 1 << 16 < int(found[1]) < 2 << 20
+    assert server.sent < 16 << 20  # what the sockets hold, and no more
+    assert len([x for x in server.asked if x.startswith(at)]) == 1
+
+
+async def test_a_reply_that_would_unpack_to_more(context: FakeStepContext, server: DriveServer) -> None:
+    """Nothing is unpacked: a few bytes could be any number of them."""
+    server.faults.append(Fault("GET", size=64 << 20, packed=True))
+    assert "answered GET with 200, packed as 'gzip', although not asked for so" in (await refused(context)).message
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_a_reply_as_long_as_is_allowed(
+    context: FakeStepContext, server: DriveServer, more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = {"items": [], "kind": "x" * 5000}
+    monkeypatch.setattr(drive, "LARGEST_BYTES", len(json.dumps(document)) - more)
+    server.faults.append(Fault("GET", 200, document))
+    if more:
+        assert "at least 5025 bytes, allowed are 5024" in (await refused(context)).message
+    else:
+        await run(context, ("delete", {}))
 
 
 async def test_a_step_that_is_cancelled_ends_at_once(context: FakeStepContext, server: DriveServer) -> None:

@@ -32,6 +32,8 @@ TOKEN_URI = "https://oauth2.googleapis.com/token"
 TIMEOUT_S = 60.0  # without a byte
 TRIES = 3
 PAUSE_S = 1.0
+# Of one reply: a page of a list has up to 1000 files, with some KB about each; all others are short.
+LARGEST_BYTES = 32 << 20
 _SHOWN = 300
 _REACH = "see whether this host reaches it; the setting google_api says where it is"
 _LOOK = "see what the account may do, and sign in to it anew with PyDrive"
@@ -198,12 +200,15 @@ class Drive:
             allowed: statuses that are right besides those of success.
         """
         where = "{}://{}".format(*_origin(url))
-        headers = {**options.pop("headers", {}), **({"Authorization": f"Bearer {self._token}"} if self._token else {})}
+        headers = {"Accept-Encoding": "identity", **options.pop("headers", {})}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
         for attempt in range(TRIES):
             if attempt:
                 await trio.sleep(PAUSE_S * 2**attempt)
             try:
-                reply = await self._http.request(method, url, headers=headers, **options)
+                async with self._http.stream(method, url, headers=headers, **options) as stream:
+                    reply = await self._whole(stream)
             except httpx2.TimeoutException as e:
                 raise DriveError(f"{where} did not answer within {TIMEOUT_S} s", _REACH) from e
             except (httpx2.HTTPError, httpx2.InvalidURL) as e:
@@ -214,6 +219,27 @@ class Drive:
         if reply.is_success or reply.status_code in allowed:
             return reply
         raise DriveError(self._shown(reply), _LOOK if reply.status_code in (400, 401, 403) else "")
+
+    async def _whole(self, stream: httpx2.Response) -> httpx2.Response:
+        """A reply with all that was sent in it, as long as that is not too much; raises `DriveError`."""
+        told = "{}://{} answered {} with {}".format(
+            *_origin(str(stream.url)), stream.request.method, stream.status_code
+        )
+        coding = stream.headers.get("Content-Encoding", "identity")
+        if coding != "identity":  # a few bytes could be any number of them
+            raise DriveError(f"{told}, packed as {self._clean(coding)!r}, although not asked for so")
+        parts, size = [], 0
+        # Cancelled rather than left: only so are the connection's generators run to their ends.
+        with trio.CancelScope() as scope:
+            async for part in stream.aiter_raw():
+                parts.append(part)
+                size += len(part)
+                if size > LARGEST_BYTES:
+                    scope.cancel()
+        if size > LARGEST_BYTES:
+            raise DriveError(f"{told} and at least {size} bytes, allowed are {LARGEST_BYTES}")
+        content = b"".join(parts)
+        return httpx2.Response(stream.status_code, headers=stream.headers, content=content, request=stream.request)
 
     def _shown(self, reply: httpx2.Response) -> str:
         """What a server answered, in words."""
