@@ -414,6 +414,11 @@ async def test_credentials_are_not_told(server: Server, tmp_path: Path) -> None:
         ),
         ({}, f"http://me:secret@127.0.0.1:{port}/absent"),
         ({"files_offline": True}, "https://me:secret@a.example/absent"),
+        # Passwords with an `@`, a `/` or a `#` in them: no URL has these last, but operators and authors may write it.
+        ({}, f"http://me:x@secret@127.0.0.1:{port}/absent"),
+        ({}, f"http://me:secret/x@127.0.0.1:{port}/absent"),
+        ({"files_offline": True}, f"http://me:secret#x@127.0.0.1:{port}/absent"),
+        ({"file_mirror": f"http://me:secret/x@127.0.0.1:{port}"}, f"https://a.example{MARK}absent"),
     ):
         with pytest.raises(SetupFailed) as info:
             await obtain(host(tmp_path, **settings), one)

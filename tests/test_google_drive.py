@@ -241,6 +241,16 @@ async def test_a_server_that_is_not_there(context: FakeStepContext) -> None:
     assert "http://127.0.0.1:1 cannot be reached" in (await refused(context)).message
 
 
+@pytest.mark.parametrize("at", ["127.0.0.1:1", ""])
+async def test_a_password_in_the_setting_is_not_told(context: FakeStepContext, server: DriveServer, at: str) -> None:
+    """Whether the service is out of reach, or refuses."""
+    place = at or server.url.removeprefix("http://")
+    context.accounts = attrs.evolve(context.accounts, google_api=f"http://me:pa@s5word@{place}")
+    server.faults.append(Fault("GET", 500, None))
+    error = await refused(context)
+    assert f"http://{place} " in error.message and "s5word" not in error.message and "pa@" not in error.message
+
+
 async def test_an_upload_is_sent_nowhere_else(context: FakeStepContext, server: DriveServer) -> None:
     server.upload_to = "http://localhost:1"
     error = await refused(context, ("upload", {"url": f"{MARK}a.pdf", "path": ["x"]}))

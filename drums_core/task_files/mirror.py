@@ -37,6 +37,11 @@ def mirrored_path(url: str) -> tuple[str, ...]:
     parsed = urllib.parse.urlsplit(url)
     if parsed.scheme not in ("http", "https") or not parsed.hostname:
         raise ValueError("only files at http and https URLs can be had")
+    try:
+        _ = parsed.port
+    except ValueError:
+        # Not with the error as its cause: that quotes what may be a password with a `/` in it.
+        raise ValueError("the port in its URL is none from 0 to 65535") from None
     rest = parsed.path.removeprefix(MARK)
     if parsed.hostname not in HOSTS or rest == parsed.path:
         host = parsed.netloc.rpartition("@")[2].lower()

@@ -138,7 +138,8 @@ class FileStore:
                 await trio.to_thread.run_sync(self._keep, name, url, partial)
             return ""
         except httpx2.InvalidURL as e:
-            return f"its URL is none: {e}"
+            # Of what is wrong only the kind: behind it stands what was found, and that may be part of a password.
+            return f"its URL is none: {str(e).partition(':')[0]}"
         except (ValueError, OSError, _Refused, NotPublic) as e:
             return str(e)
         except SetupFailed as e:

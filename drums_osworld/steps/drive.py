@@ -25,6 +25,7 @@ import trio
 
 from drums_core.abc import Accounts
 from drums_core.config import keeps_secrets
+from drums_core.urls import without_credentials
 from drums_osworld.steps.account import failure, read_account_file, read_mapping, text_of, without
 
 FOLDER = "application/vnd.google-apps.folder"
@@ -89,7 +90,8 @@ def read_credentials(accounts: Accounts, settings_file: str) -> Credentials:
     tokens = read_mapping(read_account_file(_own(accounts, name), os.path.basename(name)), name)
     token_uri = str(tokens.get("token_uri") or TOKEN_URI)
     if not keeps_secrets(token_uri):
-        raise failure(name, f"its token_uri is {token_uri!r}, which is neither https:// nor the loopback", hint)
+        shown = without_credentials(token_uri)
+        raise failure(name, f"its token_uri is {shown!r}, which is neither https:// nor the loopback", hint)
     client_id, client_secret, refresh_token = (
         text_of(tokens, key, name, hint) for key in ("client_id", "client_secret", "refresh_token")
     )
@@ -199,7 +201,7 @@ class Drive:
         Args:
             allowed: statuses that are right besides those of success.
         """
-        where = "{}://{}".format(*_origin(url))
+        where = _place(url)
         headers = {"Accept-Encoding": "identity", **options.pop("headers", {})}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
@@ -222,9 +224,7 @@ class Drive:
 
     async def _whole(self, stream: httpx2.Response) -> httpx2.Response:
         """A reply with all that was sent in it, as long as that is not too much; raises `DriveError`."""
-        told = "{}://{} answered {} with {}".format(
-            *_origin(str(stream.url)), stream.request.method, stream.status_code
-        )
+        told = f"{_place(str(stream.url))} answered {stream.request.method} with {stream.status_code}"
         coding = stream.headers.get("Content-Encoding", "identity")
         if coding != "identity":  # a few bytes could be any number of them
             raise DriveError(f"{told}, packed as {self._clean(coding)!r}, although not asked for so")
@@ -243,8 +243,8 @@ class Drive:
 
     def _shown(self, reply: httpx2.Response) -> str:
         """What a server answered, in words."""
-        where = "{}://{}".format(*_origin(str(reply.url)))
-        return f"{where} answered {reply.request.method} with {reply.status_code}{self._clean(_reason(reply))}"
+        told = f"{_place(str(reply.url))} answered {reply.request.method} with {reply.status_code}"
+        return told + self._clean(_reason(reply))
 
     def _document(self, reply: httpx2.Response) -> dict[str, Any]:
         try:
@@ -273,6 +273,11 @@ def _metadata(title: str, parent: str, **more: str) -> dict[str, Any]:
 def _origin(url: str) -> tuple[str, str]:
     parts = urllib.parse.urlsplit(url)
     return parts.scheme, parts.netloc
+
+
+def _place(url: str) -> str:
+    """Scheme and host of a URL, as they may be told."""
+    return without_credentials("{}://{}".format(*_origin(url)))
 
 
 def _too_soon(reply: httpx2.Response) -> bool:
