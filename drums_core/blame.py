@@ -41,11 +41,11 @@ def closed(listened: frozenset[int], now: frozenset[int], asked: frozenset[int])
     Args:
         listened: those that were listened on when the agent began.
         now: those that are.
-        asked: those that gave no answer. One that is listened on still may lead to another, as a task's `socat` leads
-            to the browser's own port: then every other counts.
+        asked: those that gave no answer. One that is listened on still may lead to any other, as a task's `socat` leads
+            to the browser's own port; one that is not stands for itself alone.
     """
     gone = listened - now
-    return gone if asked <= now else gone & asked
+    return gone if asked & now else gone & asked
 
 
 def blame(
@@ -60,7 +60,7 @@ def blame(
         asked: ports of the desktop that the failure is about.
     """
     found = [*_limits(desktop), *_folders(desktop), *_session(desktop)]
-    for port in sorted(closed(listened, listening(desktop.pid1), asked) if asked and listened else ()):
+    for port in sorted(closed(listened, listening(desktop.pid1), asked)):
         found.append(f"nothing listens on port {port}, as a program did when the agent began")
     if not found:
         return None, []

@@ -19,6 +19,7 @@ from drums_core.abc import GOOGLE_API, GOOGLE_DRIVE_PAGE
 from drums_core.guest_client import PORT as GUEST_PORT
 from drums_core.image.software import Software
 from drums_core.model import Limits
+from drums_core.urls import without_credentials
 
 DEFAULT_TTL_S: float | None = 3600.0
 END_STATE_MAX_AGE_S: float | None = 7 * 86400.0
@@ -45,7 +46,7 @@ def keeps_secrets(url: str) -> bool:
     """Whether what is sent to a URL is encrypted, or stays on the machine; false for what is no URL."""
     try:
         parts = urlsplit(url)
-        host = parts.hostname
+        host, _ = parts.hostname, parts.port
     except ValueError:
         return False
     return bool(host) and (
@@ -55,7 +56,8 @@ def keeps_secrets(url: str) -> bool:
 
 def _service(_: object, attribute: attrs.Attribute[str], value: str) -> None:
     if not keeps_secrets(value):  # a password or a token goes there
-        raise ValueError(f"{attribute.name} is {value!r}; allowed are https:// URLs, and http:// ones of the loopback")
+        shown = without_credentials(value)
+        raise ValueError(f"{attribute.name} is {shown!r}; allowed are https:// URLs, and http:// ones of the loopback")
 
 
 @attrs.frozen

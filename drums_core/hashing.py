@@ -1,4 +1,4 @@
-"""A hash of a file's content that an agent cannot make expensive.
+"""Hashes of files' contents: of the host's own, and of an agent's, who must not make that expensive.
 
 A file of a terabyte that is one hole costs its maker nothing, and whoever reads it an hour, in a desktop that is frozen
 meanwhile. So of a file that is larger than a block only the blocks that hold something count, with their places. The
@@ -8,13 +8,21 @@ result depends on the content alone, not on how a file system stores it.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
+from pathlib import Path
 
 from blake3 import blake3
 
 SCHEME = "blocks-1"  # of a layout's digest: evidence of another scheme compares with nothing
 BLOCK_BYTES = 1 << 20
 _ZEROS = bytes(BLOCK_BYTES)
+
+
+def sha256_of(path: Path | bytes) -> str:
+    """SHA-256 of one of the host's own files, byte by byte, in hexadecimal. Blocks; raises `OSError`."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hash_content(fd: int) -> str:

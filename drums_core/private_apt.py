@@ -15,6 +15,7 @@ from itertools import dropwhile
 from pathlib import Path
 
 from drums.errors import PrerequisiteError
+from drums_core.urls import without_credentials
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 MIRROR_VARIABLE = "DRUMS_DEBIAN_MIRROR"
@@ -179,7 +180,9 @@ def _run(command: list[str], env: dict[str, str], timeout_s: float, sources: str
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith(("E:", "W:"))] or done.stderr.splitlines()
         raise PrerequisiteError(
-            f"{shown!r} from {sources!r} failed with exit code {done.returncode}: " + "; ".join(lines[-3:]),
+            without_credentials(
+                f"{shown!r} from {sources!r} failed with exit code {done.returncode}: {'; '.join(lines[-3:])}"
+            ),
             hint="see whether the Debian mirror answers",
         )
     return done.stdout

@@ -11,8 +11,8 @@ from drums.errors import DrumsError
 from drums_core.commands.output import print_json, progress_bar
 from drums_core.config import HostConfig, load_config
 from drums_core.model import Task
-from drums_core.task_files.mirror import without_credentials
 from drums_core.task_files.store import Fetched, FileStore
+from drums_core.urls import without_credentials
 from drums_osworld.catalogue import OSWorldCatalogue
 from drums_osworld.files import urls_of
 

@@ -11,8 +11,8 @@ import trio
 from drums.errors import SetupFailed
 from drums_core.config import HostConfig
 from drums_core.model import Task
-from drums_core.task_files.mirror import without_credentials
 from drums_core.task_files.obtain import obtain
+from drums_core.urls import without_credentials
 
 
 def urls_of(tasks: Iterable[Task]) -> list[str]:

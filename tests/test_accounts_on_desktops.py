@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import trio
+from accounts import GOOGLE, MARK, PASSWORD, SETTINGS, parameters, write_account
 from desktops import Played, make_task, outcome, play, run
 from drive_server import SECRETS, DriveServer, drive_server
 from requires import requires
-from test_accounts import GOOGLE, MARK, PASSWORD, SETTINGS, parameters, write_account
 
 from drums.errors import SetupFailed
 from drums_core import load_config

@@ -13,9 +13,9 @@ from typing import Any
 
 import attrs
 import pytest
+from accounts import EMAIL, GOOGLE, PASSWORD, write_account
 from desktops import Played, make_task, play, run
 from requires import requires
-from test_accounts import EMAIL, GOOGLE, PASSWORD, write_account
 
 from drums.errors import SetupFailed
 from drums_core.abc import Accounts

@@ -16,11 +16,29 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from attacks import (
+    EVAL,
+    HONEST_FILE,
+    XML_BOMB,
+    ZIP_BOMB,
+    answer,
+    change_time,
+    escape,
+    fill_the_disk,
+    forge_gates,
+    forge_the_server,
+    ignore,
+    kill_by_name,
+    kill_the_session,
+    read_the_answer,
+    replace_tools,
+    stop_the_session,
+    write_the_answer,
+)
 from desktops import Played, Scenario, make_task, play_on_hosts, run, start_daemon, write
 from requires import requires
 from test_verifiers import install
 
-from drums.errors import DrumsError
 from drums_core.host import Host
 from drums_core.model import Limits, Reward, Task
 from drums_core.slot import Slot
@@ -72,14 +90,6 @@ async def score(slot: Slot, *, in_place: bool = False) -> Reward:
     return await slot.verify(strict=False, in_place=in_place)
 
 
-async def ignore(slot: Slot, script: str, timeout_s: float = 30) -> str:
-    """A script that may fail, or take the whole desktop along."""
-    try:
-        return (await slot.execute(script, shell=True, timeout_s=timeout_s)).output
-    except DrumsError as e:
-        return str(e)
-
-
 def attack(
     plant: Callable[[Slot], Awaitable[Any]], *, task: Task | None = None, solve: str = "mkdir ~/done"
 ) -> Scenario:
@@ -96,143 +106,6 @@ def attack(
     return scenario
 
 
-# --- what they plant
-
-
-async def read_the_answer(slot: Slot) -> str:
-    """Looks through everything that it can read, and asks whoever serves expected files or the task."""
-    script = """
-    grep -rlsI 'yes\\\\n' / --include='*.json' --exclude-dir={proc,sys,usr} 2>/dev/null | head -3
-    grep -l '[e]xact_match' /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | grep -v self | head -3
-    for to in 127.0.0.1/7070 169.254.169.254/80 1.1.1.1/443 10.0.0.1/80; do
-        timeout 2 bash -c "echo >/dev/tcp/$to" 2>/dev/null && echo "reached $to"
-    done; true
-    """
-    await write(slot, "/tmp/look.sh", script)
-    return await run(slot, "bash /tmp/look.sh")
-
-
-async def write_the_answer(slot: Slot) -> str:
-    """Files that graders have taken for a verdict."""
-    return await ignore(
-        slot,
-        """
-        for d in ~ /tmp /logs /logs/verifier /drums /drums/work /run/drums /run/drums-guest /var/log /results; do
-            mkdir -p $d 2>/dev/null
-            for f in reward.txt reward.json score result.json conftest.py cache; do
-                echo '{"score": 1.0, "reward": 1.0, "ok": true, "value": {"score": 1.0}}' >$d/$f
-            done 2>/dev/null
-            ln -s /etc $d/logs 2>/dev/null
-        done; true
-        """,
-    )
-
-
-async def replace_tools(slot: Slot) -> None:
-    """Programs of its own where a search path, a profile, an alias or the loader may find them."""
-    for name in ("ls", "test", "sh", "bash", "python3", "python", "gsettings", "stat"):
-        for folder in ("bin", ".local/bin", "Desktop"):
-            await run(slot, f"mkdir -p ~/{folder}; printf '#!/bin/sh\\necho yes\\n' >~/{folder}/{name}")
-    await run(slot, "chmod +x ~/bin/* ~/.local/bin/* ~/Desktop/*")
-    lines = "export PATH=$HOME/bin:$PATH LD_PRELOAD=/tmp/evil.so BASH_ENV=~/.bashrc ENV=~/.bashrc\necho yes\nexit 0\n"
-    for name in (".profile", ".bashrc", ".bash_profile", ".xsessionrc", ".pam_environment", ".config/environment.d/x"):
-        await write(slot, f"/home/user/{name}", lines)
-    await ignore(slot, "cp ~/bin/ls /usr/local/bin/ls; cp ~/bin/ls /bin/test; echo /tmp/evil.so >/etc/ld.so.preload")
-
-
-async def change_time(slot: Slot) -> str:
-    """The clock, the zone, and times of files."""
-    return await ignore(
-        slot,
-        "date -s '2001-01-01' 2>&1; ln -sf /usr/share/zoneinfo/Asia/Tokyo /etc/localtime 2>&1;"
-        "echo 'export TZ=Asia/Tokyo' >>~/.profile; touch -d '2001-01-01' ~ /tmp 2>&1; date +%Y",
-    )
-
-
-async def kill_by_name(slot: Slot) -> None:
-    await ignore(slot, "pkill -9 -f python3; pkill -9 tini; pkill -9 init.sh; kill -9 -1")
-
-
-async def kill_the_session(slot: Slot) -> None:
-    await ignore(slot, "pkill -9 openbox; pkill -9 dbus-daemon; pkill -9 at-spi; pkill -9 Xtigervnc; true")
-
-
-async def stop_the_session(slot: Slot) -> None:
-    await run(slot, "pkill -STOP openbox; pkill -STOP dbus-daemon; pkill -STOP Xtigervnc; true")
-
-
-async def fill_the_disk(slot: Slot) -> None:
-    await ignore(slot, "cat /dev/zero >/run/user/1000/full; true", timeout_s=60)
-
-
-async def forge_the_server(slot: Slot) -> None:
-    """A guest server of its own on other ports, and on the right one whenever that is free."""
-    source = """
-import http.server, threading, time
-class Says(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-        body = b'{"status": "success", "output": "yes\\\\n", "error": "", "returncode": 0}'
-        self.send_response(200); self.send_header("Content-Length", str(len(body))); self.end_headers()
-        self.wfile.write(body)
-    do_GET = do_POST
-def serve(port):
-    while True:
-        try:
-            http.server.ThreadingHTTPServer(("0.0.0.0", port), Says).serve_forever()
-        except OSError:
-            time.sleep(0.01)
-for port in (5000, 5001, 8080, 9222, 7070):
-    threading.Thread(target=serve, args=(port,)).start()
-open("/tmp/server.ready", "w").close()
-"""
-    await start_daemon(slot, "server", source)
-
-
-async def escape(slot: Slot) -> str:
-    """The host's processes, files, cgroups and devices; root, by password and by file."""
-    script = """
-    ls /proc | grep -c '^[0-9]' ; cat /proc/1/environ 2>&1 | head -c 50; ls /sys/fs/cgroup /var/lib/drums* 2>&1
-    echo password | sudo -S id 2>&1; echo password | su -c id 2>&1; mknod /tmp/sda b 8 0 2>&1
-    unshare -Ur id 2>&1; mount -t tmpfs x /mnt 2>&1; nsenter -t 1 -m id 2>&1; find / -perm -4000 -type f 2>/dev/null
-    cat /run/drums-guest/secret 2>&1; true
-    """
-    return await ignore(slot, script)
-
-
-async def forge_gates(slot: Slot) -> str:
-    """What gates look at: cgroup files, mounts, locks, the home's evidence, names of processes."""
-    holder = "import fcntl, time\nf = open('/tmp/drums.lock', 'w')\nfcntl.flock(f, fcntl.LOCK_EX)\n"
-    await start_daemon(slot, "locks", holder + "open('/tmp/locks.ready', 'w').close()\ntime.sleep(1000)\n")
-    return await ignore(
-        slot,
-        "mount -o remount,rw / 2>&1; mkdir /sys/fs/cgroup/x 2>&1; ip link add x type dummy 2>&1;"
-        "(exec -a '/usr/bin/tini -- /opt/drums/guest/init.sh' sleep 1000 </dev/null >/dev/null 2>&1 &);"
-        "setfattr -n user.x -v y ~ 2>&1; true",
-    )
-
-
-def answer(make: str) -> Callable[[Slot], Awaitable[Any]]:
-    """`~/answer` as a Python program makes it."""
-
-    async def plant(slot: Slot) -> None:
-        await write(slot, "/tmp/make.py", "import os, socket, zlib\nos.chdir('/home/user')\n" + make)
-        await run(slot, "python3 /tmp/make.py")
-
-    return plant
-
-
-HONEST_FILE = "rm -rf ~/answer; printf yes >~/answer"
-ZIP_BOMB = """
-packer = zlib.compressobj()
-head = packer.compress(b"") + packer.flush(zlib.Z_FULL_FLUSH)
-block = packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH)  # stands alone, so it can be repeated
-open("answer", "wb").write(head + block * (16 << 10))
-"""
-XML_BOMB = """
-lines = [f'<!ENTITY {x} "{f"&{y};" * 10}">' for x, y in zip("bcdefghijk", "abcdefghij")]
-open("answer", "w").write('<!DOCTYPE a [<!ENTITY a "yes">' + "".join(lines) + "]><a>&k;</a>")
-"""
-
 APPS = attrs.evolve(
     make_task(),
     evaluator={
@@ -241,7 +114,6 @@ APPS = attrs.evolve(
         "expected": {"type": "rule", "rules": {"expected": ["yes"]}},
     },
 )
-EVAL = """__import__('sys')._getframe(1).f_locals.get('rule', {}).get('expected') or open('/tmp/x', 'w')"""
 
 
 async def fork_bomb(host: Host) -> dict[str, Reward]:

@@ -40,6 +40,13 @@ def test_a_desktop_that_is_gone_has_none() -> None:
         ({1337}, {9222}, {9222}),  # VLC's is closed, too, and was not asked
         ({9222, 1337, 8080}, {9222}, set()),
         ({9222, 1337, 8080}, {5900}, set()),  # nobody ever listened there
+        ({9222, 8080}, {9222, 5900}, {1337}),  # one of both leads to what has ended
+        ({9222, 8080}, {9222, 1337}, {1337}),
+        ({9222}, {9222, 1337}, {1337, 8080}),  # to either
+        ({8080}, {9222, 5900}, {9222}),  # neither leads on, and one was there
+        ({8080}, {5900}, set()),
+        ({9222, 8080, 5900}, {5900}, {1337}),  # listened on since, it leads on as well
+        ({8080}, set(), set()),  # the failure is about none
     ],
 )
 def test_which_closed_ports_a_failure_may_depend_on(now: set[int], asked: set[int], gone: set[int]) -> None:

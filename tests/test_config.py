@@ -76,6 +76,14 @@ FAULTS = {
     "no process": ("[limits]\npids = 0", ["'pids' must be >= 1: 0", "$.limits"]),
     "a service in the clear": ('google_api = "http://mirror.example"', ["google_api is 'http://mirror.example'", "$"]),
     "a page that is none": ('google_drive_page = "drive"', ["google_drive_page is 'drive'", "https://"]),
+    "a password in the clear": (
+        'google_api = "http://me:pa@ss@mirror.example"',
+        ["google_api is 'http://mirror.example'", "$"],
+    ),
+    "a password with a stroke": (
+        'google_api = "https://me:pa/ss@mirror.example"',
+        ["google_api is 'https://mirror.example'", "$"],
+    ),
     "a host that is none": ('google_api = "https://["', ["google_api is 'https://['"]),
     "a list that is none": ("extra_required_gates = 7", ["$.extra_required_gates"]),
     "a table that is none": ("limits = 7", ["$.limits"]),

@@ -16,7 +16,7 @@ import pytest
 from drums.errors import PrerequisiteError
 from drums_core.config import DEFAULT_STATE_DIR
 from drums_core.criu_provider import Criu, find_criu, install_criu, prefix, probe_criu
-from drums_core.private_apt import debian_mirror
+from drums_core.private_apt import PrivateApt, debian_mirror
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 and "root" not in os.environ.get("DRUMS_REQUIRE", ""), reason="CRIU needs root"
@@ -242,3 +242,13 @@ def test_no_mirror_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(PrerequisiteError) as caught:
         debian_mirror(tmp_path)
     assert "DRUMS_DEBIAN_MIRROR" in caught.value.hint
+
+
+def test_a_mirrors_password_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither with the source that failed, nor in what apt says of it."""
+    monkeypatch.setenv("DRUMS_DEBIAN_MIRROR", "http://me:p@ss:w0rd@127.0.0.1:1/debian")
+    apt = PrivateApt(tmp_path, [f"deb [signed-by=/key.asc] {debian_mirror()} trixie main"])
+    with pytest.raises(PrerequisiteError) as info:
+        apt.download(["criu"])
+    assert "http://127.0.0.1:1/debian trixie main" in str(info.value)
+    assert "p@" not in str(info.value) and "w0rd" not in str(info.value)

@@ -1,4 +1,4 @@
-"""The daemon over a real port, with real desktops: every route, bad input, clients that leave, and its own end."""
+"""The daemon over a real port, with real desktops: every route, clients that leave, and its own end."""
 
 from __future__ import annotations
 
@@ -12,150 +12,21 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
 
-import attrs
-import psutil
 import pytest
 from requires import requires
 from scratch import scratch_state
+from served import MAX_SLOTS, TASK, Reply, Running, events_of, eventually, running
 from snapshot import assert_unchanged, take
-from test_openapi import DOCUMENT, schema_errors
+from test_openapi import DOCUMENT
 
-from drums_core.config import HostConfig
 from drums_core.journal import NOT_WATCHED, read_episode, read_episodes
 
 pytestmark = requires("root", "criu")
-TASK = "2e208cb7"
-MAX_SLOTS = 4
-
-
-@attrs.frozen
-class Reply:
-    """An answer."""
-
-    status: int
-    headers: dict[str, str]
-    content: bytes
-
-    @property
-    def json(self) -> Any:
-        """The body."""
-        return json.loads(self.content)
-
-    def refused(self, status: int, code: str) -> dict[str, Any]:
-        """The problem document, when this is that refusal."""
-        assert self.status == status, self.content[:500]
-        document: dict[str, Any] = self.json
-        assert self.headers["content-type"] == "application/problem+json"
-        assert document["code"] == code and document["status"] == status and document["detail"], document
-        assert schema_errors("Problem", document) == []
-        return document
-
-
-@attrs.define
-class Running:
-    """A daemon in a process of its own."""
-
-    config: HostConfig
-    process: subprocess.Popen[str]
-    port: int
-    token: str
-
-    def connect(self, timeout_s: float = 60.0) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
-
-    def call(
-        self, method: str, path: str, body: Any = None, *, headers: dict[str, str] | None = None, token: str | None = ""
-    ) -> Reply:
-        """One request; `body` is bytes or JSON; `token` None sends none."""
-        content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        fields = dict(headers or {})
-        if token is not None:
-            fields["Authorization"] = f"Bearer {token or self.token}"
-        with contextlib.closing(self.connect()) as connection:
-            connection.request(method, path, content, fields)
-            response = connection.getresponse()
-            lines = {k.lower(): v for k, v in response.getheaders()}
-            return Reply(response.status, lines, response.read())
-
-    def good(self, method: str, path: str, body: Any = None, *, status: int = 200, **more: Any) -> Any:
-        """The JSON of an answer that must be this success, and be what the OpenAPI document says."""
-        reply = self.call(method, path, body, **more)
-        assert reply.status == status, (method, path, reply.content[:1000])
-        route = next(p for p in DOCUMENT["paths"] if _matches(p, path) and method.lower() in DOCUMENT["paths"][p])
-        said = DOCUMENT["paths"][route][method.lower()]["responses"][str(status)]
-        schema = said.get("content", {}).get("application/json", {}).get("schema")
-        if schema is None:
-            return reply.content
-        assert schema_errors(schema["$ref"].rpartition("/")[2], reply.json) == [], route
-        return reply.json
-
-    def create(self, **body: Any) -> str:
-        """A new desktop's slot."""
-        slot: str = self.good("POST", "/v1/slots", body, status=201)["id"]
-        return slot
-
-    @contextlib.contextmanager
-    def slot(self, **body: Any) -> Iterator[str]:
-        """A desktop for a block."""
-        slot = self.create(**body)
-        try:
-            yield f"/v1/slots/{slot}"
-        finally:
-            self.call("DELETE", f"/v1/slots/{slot}")
-
-    def slots(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.good("GET", "/v1/slots")["slots"]
-        return found
-
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        """Signal it, and wait for its end."""
-        self.process.send_signal(number)
-        return self.process.wait(60)
-
-
-def _matches(template: str, path: str) -> bool:
-    parts, given = template.split("/"), path.partition("?")[0].split("/")
-    return len(parts) == len(given) and all(a == b or a.startswith("{") for a, b in zip(parts, given, strict=True))
-
-
-def _drain(pipe: IO[str]) -> None:
-    with pipe:
-        pipe.read()
-
-
-@contextlib.contextmanager
-def running(config: HostConfig, *options: str) -> Iterator[Running]:
-    """A daemon on a free port; killed at the end if it still runs."""
-    argv = [sys.executable, "-c", "from drums.cli import main; main()", "serve", "--port", "0", "--json"]
-    argv += ["--state-dir", str(config.state_dir), "--max-slots", str(MAX_SLOTS), *options]
-    log = config.state_dir.parent / f"{config.state_dir.name}.log"
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("DRUMS_")}
-    with open(log, "w") as errors:
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("{"):
-                ready = json.loads(line)
-                break
-        else:
-            raise AssertionError(f"the daemon did not start: {log.read_text()}")
-        # Nothing must wait for a reader.
-        threading.Thread(target=_drain, args=(process.stdout,), daemon=True).start()
-        token = Path(ready["token_file"]).read_text().strip()
-        yield Running(config, process, int(ready["url"].rpartition(":")[2]), token)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        log.unlink()
 
 
 @pytest.fixture(scope="module")
@@ -167,14 +38,11 @@ def daemon() -> Iterator[Running]:
         assert os.listdir(config.state_dir / "slots") == [] and os.listdir(config.state_dir / "run") == []
 
 
-def eventually(condition: Callable[[], bool], within_s: float = 10.0) -> bool:
-    """Whether it comes true in time."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+@pytest.fixture(scope="module")
+def spare(daemon: Running) -> Iterator[str]:
+    """A desktop that is there meanwhile."""
+    with daemon.slot() as path:
+        yield path
 
 
 # --- every route
@@ -306,17 +174,6 @@ def test_the_page_to_watch_desktops(daemon: Running) -> None:
     assert asked == routes and all(daemon.call("GET", path).status == 200 for path in asked)
 
 
-def events_of(reply: Reply) -> list[tuple[str, Any]]:
-    """The events of a stream that has ended."""
-    assert reply.headers["content-type"] == "text/event-stream"
-    found = []
-    for block in reply.content.decode().split("\n\n"):
-        if block.startswith("event: "):
-            kind, _, data = block.removeprefix("event: ").partition("\ndata: ")
-            found.append((kind, json.loads(data)))
-    return found
-
-
 def test_progress_is_streamed(daemon: Running) -> None:
     """A long call tells its progress, then its result with status and body, or its problem."""
     stream = {"Accept": "text/event-stream"}
@@ -387,263 +244,6 @@ def test_idempotency(daemon: Running) -> None:
         daemon.call("POST", f"{path}/step", action, headers={"Idempotency-Key": "a b"}).refused(422, "config_error")
     finally:
         daemon.call("DELETE", path)
-
-
-# --- bad input
-
-
-@pytest.fixture(scope="module")
-def spare(daemon: Running) -> Iterator[str]:
-    """A desktop that bad input is aimed at."""
-    with daemon.slot() as path:
-        yield path
-
-
-def test_an_unknown_field(daemon: Running) -> None:
-    """Every wrong place is named, and nothing starts."""
-    document = daemon.call("POST", "/v1/slots", {"tsk": 1, "ttl": "x"}).refused(422, "config_error")
-    assert {e["path"] for e in document["errors"]} == {"$.tsk", "$.ttl"}
-
-
-def test_a_wrong_type(daemon: Running, spare: str) -> None:
-    """A number where text belongs."""
-    document = daemon.call("POST", f"{spare}/step", {"action": 5}).refused(422, "config_error")
-    assert document["errors"] == [{"path": "$.action", "message": "expected string, got integer"}]
-
-
-@pytest.mark.parametrize("body", [b"{", b"[]", b'{"action": NaN}', b"\xff\xfe", b"[" * 50_000], ids=repr)
-def test_malformed_json(daemon: Running, spare: str, body: bytes) -> None:
-    """What is no JSON object is told as that."""
-    daemon.call("POST", f"{spare}/step", body).refused(400, "malformed_json")
-
-
-@pytest.mark.parametrize("name", ["x" * 65, "x" * 10_000, "", "../x", "a\0b"], ids=lambda n: repr(n)[:12])
-def test_a_name_that_is_none(daemon: Running, spare: str, name: str) -> None:
-    """Too long, empty, or with characters that names do not have."""
-    document = daemon.call("POST", f"{spare}/save", {"name": name}).refused(422, "config_error")
-    assert [e["path"] for e in document["errors"]] == ["$.name"]
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status", "code"),
-    [
-        ("GET", "/v1/slots/d-000000000000", 404, "slot_not_found"),
-        ("DELETE", "/v1/slots/d-000000000000", 404, "slot_not_found"),
-        ("POST", "/v1/slots/d-000000000000/verify", 404, "slot_not_found"),
-        ("GET", f"/v1/slots/{'x' * 5000}", 404, "slot_not_found"),
-        ("GET", "/v1/slots/%00%ff/screenshot", 404, "slot_not_found"),
-        ("GET", "/v1/tasks/00000000", 404, "task_not_found"),
-        ("GET", "/v1/tasks/2e2", 404, "task_not_found"),
-        ("GET", "/v1/episodes/e-none", 404, "episode_not_found"),
-        ("POST", "/v1/episodes/e-none/reverify", 404, "episode_not_found"),
-        ("GET", "/v1/episodes?before=e-none", 404, "episode_not_found"),
-        ("GET", "/v1/episodes?limit=x", 422, "config_error"),
-        ("GET", "/v1/episodes?limt=1", 422, "config_error"),
-        ("DELETE", "/v1/checkpoints/none", 404, "checkpoint_not_found"),
-        ("GET", "/v2/slots", 404, "not_found"),
-        ("GET", "/v1/slots/", 404, "not_found"),
-        ("PUT", "/v1/slots", 405, "method_not_allowed"),
-        ("BREW", "/v1/slots", 405, "method_not_allowed"),
-        ("HEAD", "/v1/events", 405, "method_not_allowed"),
-    ],
-)
-def test_what_is_not_there(daemon: Running, method: str, path: str, status: int, code: str) -> None:
-    """Each has its status and code."""
-    reply = daemon.call(method, path)
-    if method == "HEAD":
-        assert reply.status == status
-    else:
-        reply.refused(status, code)
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "code"),
-    [
-        ({"task": "00000000"}, 404, "task_not_found"),
-        ({"image": "none"}, 404, "image_not_found"),
-        ({"checkpoint": "none"}, 409, "checkpoint_error"),
-        ({"image": "minimal", "checkpoint": "none"}, 422, "config_error"),
-        ({"network": "nat"}, 422, "config_error"),
-        ({"labels": {"drums": "selftest"}}, 422, "config_error"),
-        ({"ttl": -1}, 422, "config_error"),
-    ],
-    ids=str,
-)
-def test_a_create_that_is_refused(daemon: Running, body: dict[str, Any], status: int, code: str) -> None:
-    """With its reason, and without a slot."""
-    before = len(daemon.slots())
-    daemon.call("POST", "/v1/slots", body).refused(status, code)
-    assert len(daemon.slots()) == before
-
-
-def test_bad_calls_of_a_desktop(daemon: Running, spare: str) -> None:
-    """What the desktop refuses is the caller's error, not the daemon's."""
-    daemon.call("POST", f"{spare}/execute", {"command": "'unbalanced"}).refused(422, "config_error")
-    daemon.call("POST", f"{spare}/execute", {"command": []}).refused(422, "config_error")
-    daemon.call("GET", f"{spare}/files?path=/tmp/none").refused(404, "file_not_found")
-    daemon.call("GET", f"{spare}/files?path=/tmp").refused(409, "file_unsuitable")
-    daemon.call("PUT", f"{spare}/files?path=/etc/passwd", b"x").refused(409, "file_unsuitable")
-    daemon.call("GET", f"{spare}/files").refused(422, "config_error")
-    daemon.call("POST", f"{spare}/verify", {}).refused(409, "invalid_transition")  # it has no task
-    daemon.call("POST", f"{spare}/release").refused(409, "invalid_transition")
-    raised = daemon.good("POST", f"{spare}/step", {"action": "raise SystemError('x')"})
-    assert raised["status"] == "error" and "SystemError" in raised["error"]
-
-
-def test_two_operations_at_once(daemon: Running, spare: str) -> None:
-    """The second is told that the first is under way, and which."""
-    with ThreadPoolExecutor() as pool:
-        slow = pool.submit(daemon.call, "POST", f"{spare}/execute", {"command": "sleep 2"})
-        time.sleep(0.5)
-        document = daemon.call("POST", f"{spare}/step", {"action": "WAIT"}).refused(409, "slot_busy")
-        assert "execute" in document["detail"] and document["hint"]
-        assert slow.result().json["returncode"] == 0
-
-
-def test_beyond_capacity(daemon: Running) -> None:
-    """A create or a fork too many is refused with how many there may be, and starts nothing."""
-    made = []
-    try:
-        while len(daemon.slots()) < MAX_SLOTS:
-            made.append(daemon.create())
-        document = daemon.call("POST", "/v1/slots", {}).refused(503, "capacity_exhausted")
-        assert document["facts"] == {"wanted": 1, "free": 0, "allowed": MAX_SLOTS}
-        daemon.call("POST", f"/v1/slots/{made[0]}/fork", {"n": 1}).refused(503, "capacity_exhausted")
-        assert len(daemon.slots()) == MAX_SLOTS
-    finally:
-        for slot in made:
-            daemon.call("DELETE", f"/v1/slots/{slot}")
-
-
-@pytest.mark.parametrize("token", [None, "drums_sk_wrong", "é", "x" * 10_000], ids=["none", "wrong", "latin", "long"])
-@pytest.mark.parametrize("path", ["/v1/slots", "/v1/nothing", "/metrics", "/nothing"])
-def test_a_wrong_or_missing_token(daemon: Running, token: str | None, path: str) -> None:
-    """Nothing but the minimal health is answered, not even whether a route is there."""
-    reply = daemon.call("GET", path, token=token)
-    reply.refused(401, "unauthorized")
-    assert reply.headers["www-authenticate"].startswith("Bearer")
-
-
-def test_a_wrong_token_of_health(daemon: Running) -> None:
-    """It is told, so that a client learns early."""
-    daemon.call("GET", "/v1/health", token="drums_sk_wrong").refused(401, "unauthorized")
-
-
-def test_another_scheme(daemon: Running) -> None:
-    """The token counts as a bearer token alone."""
-    fields = {"Authorization": f"Basic {daemon.token}"}
-    daemon.call("GET", "/v1/slots", headers=fields, token=None).refused(401, "unauthorized")
-
-
-GIGABYTE = 1 << 30
-
-
-@pytest.mark.parametrize("way", ["declared", "chunked", "without a token"])
-def test_a_body_of_a_gigabyte(daemon: Running, spare: str, way: str) -> None:
-    """Refused long before it has come, and the daemon does not keep it."""
-    before = psutil.Process(daemon.process.pid).memory_info().rss
-    sent = 0
-    with contextlib.closing(socket.create_connection(("127.0.0.1", daemon.port), timeout=30)) as sock:
-        head = f"PUT {spare}/files?path=/tmp/big HTTP/1.1\r\nHost: x\r\n"
-        if way != "without a token":
-            head += f"Authorization: Bearer {daemon.token}\r\n"
-        chunked = way == "chunked"
-        head += "Transfer-Encoding: chunked\r\n\r\n" if chunked else f"Content-Length: {GIGABYTE}\r\n\r\n"
-        sock.sendall(head.encode())
-        block = b"x" * (1 << 20)
-        piece = b"%x\r\n%s\r\n" % (len(block), block) if chunked else block
-        with contextlib.suppress(OSError):
-            while sent < GIGABYTE:
-                sock.sendall(piece)
-                sent += len(block)
-        answer = b""
-        with contextlib.suppress(OSError):
-            while part := sock.recv(65536):
-                answer += part
-    code = b"401" if way == "without a token" else b"413"
-    assert answer.startswith(b"HTTP/1.1 " + code), (answer[:200], sent)
-    assert sent < GIGABYTE
-    after = psutil.Process(daemon.process.pid).memory_info().rss
-    assert after - before < 150 << 20, (before, after)
-    assert daemon.good("GET", "/v1/health")["status"] == "ok"
-
-
-def nonsense(seed: int) -> bytes:
-    """Something that a confused or hostile client may say."""
-    rng = random.Random(seed)
-    noise = rng.randbytes(rng.randrange(1, 3000))
-    upgrade = b"GET /v1/slots HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: "
-    websocket = b"websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-    choices = [
-        noise,
-        b"",
-        b"GET",
-        b"GET / HTTP/1.1\r\nHost: x\r\n",  # and never goes on
-        b"GET / HTTP/1.1\r\n\r\n" + noise,
-        b"GET /v1/slots HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
-        b"POST /v1/slots HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
-        b"POST /v1/slots HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
-        b"POST /v1/slots HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n" + noise,
-        b"GET / HTTP/9.9\r\nHost: x\r\n\r\n",
-        b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n",
-        b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 20_000,
-        upgrade + websocket + b"\x81\xff" + noise,
-        upgrade + b"h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n\r\n" + noise,
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + noise,
-        b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n" * 50,
-        b"CONNECT example.org:80 HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + noise,  # TLS
-        b"GET /%ff%00/../.. HTTP/1.0\r\n\r\n",
-        b"OPTIONS * HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 10\r\n\r\n",
-    ]
-    return choices[seed % len(choices)]
-
-
-def test_400_connections_that_say_nonsense(daemon: Running) -> None:
-    """All at once, half of them left open: the daemon answers the next request, and is at rest when they are gone."""
-    process = psutil.Process(daemon.process.pid)
-    descriptors = process.num_fds()
-    held = []
-    for seed in range(400):
-        sock = socket.create_connection(("127.0.0.1", daemon.port), timeout=5)
-        held.append(sock)
-        with contextlib.suppress(OSError):
-            sock.sendall(nonsense(seed))
-        if seed % 4 == 0:  # an abrupt end
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        if seed % 2 == 0:
-            sock.close()
-    for sock in held:
-        sock.close()
-    assert eventually(lambda: process.num_fds() <= descriptors, 20), (descriptors, process.num_fds())
-    assert daemon.good("GET", "/v1/health")["status"] == "ok"
-    time.sleep(0.3)
-    began, used = time.monotonic(), sum(process.cpu_times()[:2])
-    time.sleep(1.0)
-    assert (sum(process.cpu_times()[:2]) - used) / (time.monotonic() - began) < 0.2
-    with daemon.slot() as path:
-        assert daemon.good("POST", f"{path}/step", {"action": "WAIT"})["returncode"] == 0
-
-
-def test_too_many_connections(daemon: Running) -> None:
-    """One more than the limit is told so; when others leave, there is room again."""
-    held: list[socket.socket] = []
-    try:
-        for _ in range(daemon.config.max_connections + 5):
-            held.append(socket.create_connection(("127.0.0.1", daemon.port), timeout=5))
-        daemon.call("GET", "/v1/health").refused(503, "connection_limit")
-    finally:
-        for sock in held:
-            sock.close()
-    assert eventually(lambda: daemon.call("GET", "/v1/health").status == 200)
-
-
-def test_an_idle_connection_is_closed(daemon: Running) -> None:
-    """One that never ends its request's head does not hold a place for ever."""
-    with contextlib.closing(socket.create_connection(("127.0.0.1", daemon.port), timeout=30)) as sock:
-        sock.sendall(b"GET /v1/health HTTP/1.1\r\nHost")
-        began = time.monotonic()
-        assert sock.recv(100) == b"" and 5 < time.monotonic() - began < 25
 
 
 # --- clients that leave

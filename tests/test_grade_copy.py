@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from attacks import COUNTER, THIEF
 from desktops import Played, Scenario, make_task, play, play_on_hosts, run, start_daemon, write
 from requires import requires
 from test_verifiers import install
@@ -147,49 +148,6 @@ PARITY: dict[str, tuple[Scenario, list[float]]] = {
 
 
 # --- what an agent leaves
-
-
-COUNTER = """
-import os
-open("/tmp/counter.ready", "w").close()
-while True:
-    for text in ("yes", "no"):
-        with open("/home/user/new", "w") as f:
-            f.write(text)
-        os.rename("/home/user/new", "/home/user/f")
-"""
-
-# Takes the standard output of whatever has the word MARK in its command line (pidfd_open(2), pidfd_getfd(2)), and ends
-# the other. What it met is in /tmp/thief.told.
-THIEF = """
-import ctypes, os, time
-libc = ctypes.CDLL(None, use_errno=True)
-open("/tmp/thief.ready", "w").close()
-seen = set()
-while True:
-    for name in os.listdir("/proc"):
-        try:
-            line = open(f"/proc/{name}/cmdline", "rb").read()
-        except OSError:
-            continue
-        if b"MARK" not in line or name in seen:
-            continue
-        seen.add(name)
-        process = os.pidfd_open(int(name))
-        stolen = libc.syscall(438, process, 1, 0)
-        with open("/tmp/thief.told", "a") as f:
-            f.write(f"pidfd_getfd: {os.strerror(ctypes.get_errno()) if stolen < 0 else 'taken'}\\n")
-            for path in ("fd/1", "mem", "environ"):
-                try:
-                    open(f"/proc/{name}/{path}", "rb").close()
-                    f.write(f"{path}: opened\\n")
-                except OSError as e:
-                    f.write(f"{path}: {e.strerror}\\n")
-        if stolen >= 0:
-            os.write(stolen, b"yes\\n")
-            os.kill(int(name), 9)
-    time.sleep(0.002)
-"""
 
 
 async def racing(host: Host) -> dict[str, Any]:

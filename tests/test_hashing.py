@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from drums_core.hashing import BLOCK_BYTES, hash_content
+from drums_core.hashing import BLOCK_BYTES, hash_content, sha256_of
 
 
 @pytest.fixture
@@ -57,3 +58,9 @@ def test_each_byte_and_the_size_count(digest: Callable[..., str]) -> None:
 
 def test_a_terabyte_of_nothing_is_hashed(digest: Callable[..., str]) -> None:
     assert digest(1 << 40, (1 << 39, b"x")) != digest(1 << 40)
+
+
+def test_the_hosts_own_files_have_their_sha256(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(bytes(3 * BLOCK_BYTES) + b"x")
+    assert sha256_of(path) == sha256_of(os.fsencode(path)) == hashlib.sha256(path.read_bytes()).hexdigest()

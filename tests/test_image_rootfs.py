@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+import drums_core
 from drums.errors import ConfigError, ImageBuildError, ImageNotFound
 from drums_core.image import rootfs
 from drums_core.image.recipe import known_recipes, load_recipe, parse_recipe
+from drums_core.image.store import inputs_digest
+from drums_core.image.tree_digest import digest_rootfs
 
 TARGETS = """\
 http://one.example/debian|bookworm|main|Debian
@@ -90,7 +93,16 @@ def test_host_without_debian_needs_a_mirror(targets: str) -> None:
 
 
 def test_credentials_of_a_mirror_are_in_no_message() -> None:
-    assert rootfs._without_credentials("Get:1 http://me:pass@m.example/x a") == "Get:1 http://m.example/x a"
+    """Neither in the log of a build nor in what the error says, nor in its command."""
+    line = "deb http://me:p@ss:w0rd@m.example/debian bookworm main"
+    told: list[str] = []
+    script = f"print('E: cannot fetch ' + {line!r}); raise SystemExit(3)"
+    with pytest.raises(ImageBuildError) as caught:
+        rootfs._run([sys.executable, "-c", script, line], told.append, lambda: None)
+    assert told == ["E: cannot fetch deb http://m.example/debian bookworm main"]
+    assert "m.example" in str(caught.value) and "m.example" in caught.value.command[-1]
+    for shown in (str(caught.value), *map(str, caught.value.facts.values())):
+        assert "p@" not in shown and "w0rd" not in shown
 
 
 # --- progress ---
@@ -128,35 +140,58 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_digest_does_not_depend_on_times_or_place(tree: Path, tmp_path: Path) -> None:
-    before = rootfs.digest_rootfs(tree)
+    before = digest_rootfs(tree)
     os.utime(tree / "a/file", (1, 1))
     moved = tree.rename(tmp_path / "elsewhere")
-    assert rootfs.digest_rootfs(moved) == before
+    assert digest_rootfs(moved) == before
 
 
 def test_digest_tells_every_change(tree: Path) -> None:
-    seen = {rootfs.digest_rootfs(tree)}
+    seen = {digest_rootfs(tree)}
     (tree / "a/file").write_bytes(b"contenu")
-    seen.add(rootfs.digest_rootfs(tree))
+    seen.add(digest_rootfs(tree))
     (tree / "a/file").chmod(0o755)
-    seen.add(rootfs.digest_rootfs(tree))
+    seen.add(digest_rootfs(tree))
     (tree / "a/link").unlink()
     (tree / "a/link").symlink_to("elif")
-    seen.add(rootfs.digest_rootfs(tree))
+    seen.add(digest_rootfs(tree))
     (tree / "a/b").rename(tree / "a/c")
-    seen.add(rootfs.digest_rootfs(tree))
+    seen.add(digest_rootfs(tree))
     tree.chmod(0o700)
-    seen.add(rootfs.digest_rootfs(tree))
+    seen.add(digest_rootfs(tree))
     assert len(seen) == 6
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_digest_tells_owners(tree: Path) -> None:
-    before = rootfs.digest_rootfs(tree)
+    before = digest_rootfs(tree)
     os.chown(tree / "a/file", 1000, 0)
-    owner = rootfs.digest_rootfs(tree)
+    owner = digest_rootfs(tree)
     os.chown(tree / "a/file", 0, 1000)
-    assert len({before, owner, rootfs.digest_rootfs(tree)}) == 3
+    assert len({before, owner, digest_rootfs(tree)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "counts"),
+    [
+        ("guest/server.py", True),
+        ("image/recipes/minimal.toml", True),
+        ("image/recipes/osworld.toml", False),
+        ("image/rootfs.py", True),
+        ("image/tree_digest.py", True),
+    ],
+)
+def test_what_an_image_is_built_from(
+    changed: str, counts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image is built anew when what makes its files or its digest has changed."""
+    for part in ("guest", "image"):
+        shutil.copytree(Path(drums_core.__file__).with_name(part), tmp_path / part)
+    monkeypatch.setattr("importlib.resources.files", lambda _: tmp_path)
+    before = inputs_digest("minimal")
+    with open(tmp_path / changed, "a") as file:
+        file.write("#")
+    assert (inputs_digest("minimal") != before) is counts
 
 
 # --- builds that end early ---

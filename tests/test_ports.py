@@ -14,7 +14,7 @@ import pytest
 from port_server import LOG
 from requires import requires
 from scratch import scratch_state
-from test_daemon import TASK, Reply, Running, eventually, running
+from served import TASK, Reply, Running, eventually, running
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import (
     AcceptConnection,

@@ -408,7 +408,7 @@ async def test_an_empty_file_is_one_when_the_manifest_says_so(tmp_path: Path) ->
     assert context.uploaded == {"/x": b""}
 
 
-# --- the browser, the wallpaper; accounts are in test_accounts.py
+# --- the browser, the wallpaper; accounts are in test_google_drive.py and test_accounts.py
 
 
 @pytest.mark.parametrize(

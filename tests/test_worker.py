@@ -23,7 +23,14 @@ import pytest
 import trio
 from requires import requires
 from test_cancellation import attempt
-from worker_bench import Guest, gone, nothing_left, served, workers  # noqa: F401 - the fixture is used by being here
+from worker_bench import (
+    Guest,
+    gone,
+    nothing_left,  # noqa: F401 - the fixture is used by being here
+    served,
+    shared_cgroup,
+    workers,
+)
 
 from drums.errors import CheckerError
 from drums_verifiers import sandbox
@@ -32,6 +39,7 @@ from drums_verifiers.workers import Workers
 
 pytestmark = requires("root")
 WAITED = {"now": False}
+CROWDED = attrs.evolve(LIMITS, pids=64)
 
 
 @pytest.fixture(params=["started", "waited"], autouse=True)
@@ -264,19 +272,42 @@ async def test_memory_limit_kills_and_says_so() -> None:
 
 async def test_process_limit_is_its_own_and_shows() -> None:
     """What one worker takes, another does not miss; a refusal that a checker swallows withholds its answer."""
-    limits = attrs.evolve(LIMITS, pids=64)
-    seen = await run("probe", {"secret": "/none"}, limits=limits)
+    seen = await run("probe", {"secret": "/none"}, limits=CROWDED)
     assert seen["limits"]["NPROC"] == [-1, -1] or seen["limits"]["NPROC"][1] > 512
-    others: list[dict[str, Any]] = []
+    came_to = await beside_a_swarm()
+    assert "more processes and threads than its cgroup allows" in str(came_to["swarm"])
+    assert came_to["leave"] == {"left": True}
 
-    async def beside() -> None:
-        others.append(await run("leave", limits=limits))
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(beside)
-        with pytest.raises(CheckerError, match="more processes and threads than its cgroup allows"):
-            await run("swarm", limits=limits)
-    assert others == [{"left": True}]
+async def test_a_process_limit_that_is_shared_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above fails where both are in one cgroup."""
+    async with shared_cgroup(CROWDED) as of_each:
+        monkeypatch.setattr("drums_verifiers.worker.temporary_cgroup", of_each)
+        came_to = await beside_a_swarm()
+    assert "Resource temporarily unavailable" in str(came_to["leave"])
+
+
+async def beside_a_swarm() -> dict[str, Any]:
+    """What two workers come to, one of which starts something when the other has all that its limit allows."""
+    guests = {"leave": Guest(held=True), "swarm": Guest(held=True)}
+    came_to: dict[str, Any] = {}
+
+    async def one(function: str) -> None:
+        try:
+            came_to[function] = await run(function, {"asks": True}, guest=guests[function], limits=CROWDED)
+        except CheckerError as e:
+            came_to[function] = e
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as around:
+            async with trio.open_nursery() as within:
+                within.start_soon(one, "leave")
+                await guests["leave"].asked.wait()
+                around.start_soon(one, "swarm")
+                await guests["swarm"].asked.wait()  # a process was refused to it, and all that it has stay
+                guests["leave"].may_answer.set()
+            guests["swarm"].may_answer.set()
+    return came_to
 
 
 async def test_a_job_in_two_parts_waits_between_them() -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 
 import psutil
 import pytest
 import trio
 
-from drums_core.leftovers import WORKER_PREFIX
-from drums_core.sys.cgroups import cgroup_names
+from drums_core.leftovers import WORKER_PREFIX, temporary_cgroup
+from drums_core.model import Limits
+from drums_core.sys.cgroups import Cgroup, cgroup_names
 from drums_verifiers.worker import Worker
 from drums_verifiers.workers import Workers
 
@@ -98,11 +99,25 @@ def nothing_left() -> Iterator[None]:
     assert [name for name in cgroup_names() if name.startswith(f"{WORKER_PREFIX}{os.getpid()}-")] == []
 
 
-class Guest:
-    """Answers `hello` on a listening descriptor that it takes over."""
+@asynccontextmanager
+async def shared_cgroup(limits: Limits) -> AsyncIterator[Callable[[Limits], AbstractAsyncContextManager[Cgroup]]]:
+    """What gives every worker the same cgroup in place of one of its own."""
+    async with temporary_cgroup(limits) as cgroup:
+        yield lambda _: nullcontext(cgroup)
 
-    def __init__(self) -> None:
+
+class Guest:
+    """Answers `hello` on a listening descriptor that it takes over.
+
+    Args:
+        held: it keeps the answer back until `may_answer` is set; `asked` is set when it is asked.
+    """
+
+    def __init__(self, *, held: bool = False) -> None:
         self.listened = ""
+        self.asked, self.may_answer = trio.Event(), trio.Event()
+        if not held:
+            self.may_answer.set()
 
     async def __call__(self, fd: int) -> None:
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=fd)))
@@ -111,6 +126,8 @@ class Guest:
         async def answer(stream: trio.SocketStream) -> None:
             async with stream:
                 if await stream.receive_some(100):
+                    self.asked.set()
+                    await self.may_answer.wait()
                     await stream.send_all(b"good day")
 
         await trio.serve_listeners(answer, [listener])

@@ -101,13 +101,14 @@ def spin(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def swarm(request: dict[str, Any]) -> dict[str, Any]:
-    """More processes than allowed; the refusal is swallowed, as checkers do."""
+    """More processes than allowed; the refusal is swallowed, as checkers do. They stay until the guest has answered."""
     try:
         for _ in range(1000):
             if os.fork() == 0:
                 time.sleep(1000)
     except OSError:
-        pass
+        if request.get("asks"):
+            ask(request)
     return {"score": 0.0}
 
 
@@ -157,7 +158,9 @@ def hang(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def leave(request: dict[str, Any]) -> dict[str, Any]:
-    """An answer, and a child that holds on to everything."""
+    """An answer, and a child that holds on to everything; not before the guest has answered."""
+    if request.get("asks"):
+        ask(request)
     subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(1000)"], close_fds=False)
     threading.Thread(target=time.sleep, args=(1000,)).start()
     return {"left": True}
@@ -184,7 +187,7 @@ def forge(request: dict[str, Any]) -> dict[str, Any]:
 
 def ask(request: dict[str, Any]) -> dict[str, Any]:
     """What the guest says."""
-    with socket.create_connection(("127.0.0.1", 5000), 5) as s:
+    with socket.create_connection(("127.0.0.1", 5000), 15) as s:
         s.sendall(b"hello")
         return {"answer": s.recv(100).decode()}
 

@@ -16,8 +16,9 @@ import attrs
 
 from drums.errors import PrerequisiteError
 from drums_core.criu_provider import prefix as layout
-from drums_core.criu_provider.model import RECORD, Criu, Record, Source, read_record, sha256_of, sync_folder
+from drums_core.criu_provider.model import RECORD, Criu, Record, Source, read_record, sync_folder
 from drums_core.criu_provider.probe import probe_criu
+from drums_core.hashing import sha256_of
 from drums_core.private_apt import PrivateApt, debian_mirror, signed
 
 OVERRIDE: Final = "DRUMS_CRIU"

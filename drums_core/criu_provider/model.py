@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -86,12 +85,6 @@ def read_record(prefix: Path) -> Record | None:
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def sha256_of(path: Path) -> str:
-    """Hex SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync_folder(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Builds an image's root file system from a recipe, and computes its digest.
+"""Builds an image's root file system from a recipe.
 
 Everything is fetched by the host: packages by mmdebstrap with the host's own apt configuration, Python distributions by
 the host's pip. Nothing of the image runs with a network. A build that fails or is interrupted leaves nothing behind.
@@ -25,6 +25,7 @@ from pathlib import Path
 from drums.errors import ImageBuildError
 from drums_core.image.recipe import Recipe
 from drums_core.sys.removal import mounts_below
+from drums_core.urls import without_credentials
 
 Progress = Callable[[str, float], None]
 
@@ -396,7 +397,7 @@ def _run(command: Sequence[str], on_line: Callable[[str], None], on_idle: Callab
             if text is None:
                 on_idle()
                 continue
-            line = _without_credentials(text)
+            line = without_credentials(text)
             last.append(line)
             on_line(line)
         code = process.wait()
@@ -405,7 +406,8 @@ def _run(command: Sequence[str], on_line: Callable[[str], None], on_idle: Callab
     if code != 0:
         log = "\n".join(last)
         tail = " | ".join(list(last)[-3:])
-        raise ImageBuildError(f"{_name_of(command)!r} ended with {code}: {tail}", log=log, command=list(command))
+        shown = [without_credentials(part) for part in command]
+        raise ImageBuildError(f"{_name_of(command)!r} ended with {code}: {tail}", log=log, command=shown)
 
 
 def _name_of(command: Sequence[str]) -> str:
@@ -452,10 +454,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.stdout.close()
 
 
-def _without_credentials(text: str) -> str:
-    return re.sub(r"(?<=://)[^/@\s]+@", "", text)
-
-
 # --- removal ---
 
 
@@ -476,43 +474,3 @@ def remove_rootfs(directory: Path) -> None:
     )
     if removed.returncode != 0:
         raise ImageBuildError(f"{str(directory)!r} could not be removed: {removed.stderr.strip()}")
-
-
-# --- digest ---
-
-
-def digest_rootfs(directory: Path) -> str:
-    """SHA-256 over everything in a root file system but times: path, type, mode, owner, size, target and content."""
-    total = hashlib.sha256()
-    root = os.fsencode(directory)
-    for path in _walk(root):
-        entry = os.lstat(path)
-        # Folders' own sizes are the underlying file system's affair, and a device node has its number instead.
-        size, target, content = 0, b"", ""
-        if stat.S_ISREG(entry.st_mode):
-            size, content = entry.st_size, _sha256(path)
-        elif stat.S_ISLNK(entry.st_mode):
-            target = os.readlink(path)
-        elif stat.S_ISBLK(entry.st_mode) or stat.S_ISCHR(entry.st_mode):
-            size = entry.st_rdev
-        fields = (f"{entry.st_mode:o} {entry.st_uid} {entry.st_gid} {size} {content}").encode()
-        # NUL cannot occur in a path, so no two entries can read the same.
-        total.update(b"\0".join((os.path.relpath(path, root), fields, target)) + b"\0\n")
-    return total.hexdigest()
-
-
-def _walk(root: bytes) -> Iterator[bytes]:
-    yield root
-    pending = [root]
-    while pending:
-        folder = pending.pop()
-        with os.scandir(folder) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
-        for entry in found:
-            yield entry.path
-        pending += [entry.path for entry in found if entry.is_dir(follow_symlinks=False)]
-
-
-def _sha256(path: bytes) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

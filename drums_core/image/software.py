@@ -11,6 +11,7 @@ import attrs
 
 from drums.errors import ConfigError
 from drums_core.image.recipe import Recipe, known_recipes, load_recipe
+from drums_core.urls import without_credentials
 
 _LINE = re.compile(
     r"deb[ \t]+\[(?P<options>[^]\n]*)\][ \t]+(https?|file):\S+[ \t]+(?P<suite>\S+)(?P<components>([ \t]+\S+)*)"
@@ -75,7 +76,7 @@ class Software:
     @property
     def shown(self) -> str:
         """The source without the credentials that its URL may have."""
-        return re.sub(r"(?<=://)[^/\s]+@", "", self.source)
+        return without_credentials(self.source)
 
     def identity(self) -> bytes:
         """What an image that holds it depends on: the setting, and the key's content.

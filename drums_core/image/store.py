@@ -20,8 +20,9 @@ from drums.errors import ImageNotFound, ImageUnsuitable
 from drums_core.durable import sync_directory, take_lock, write_json
 from drums_core.image import extension
 from drums_core.image.recipe import known_recipes, load_recipe
-from drums_core.image.rootfs import build_rootfs, debian_sources, digest_rootfs
+from drums_core.image.rootfs import build_rootfs, debian_sources
 from drums_core.image.software import Software
+from drums_core.image.tree_digest import digest_rootfs
 from drums_core.sys.overlay import Layer
 from drums_core.sys.removal import remove_tree
 
@@ -63,6 +64,7 @@ class Image:
 def inputs_digest(name: str, software: Sequence[Software] = ()) -> str:
     """A hash of what an image is built from besides Debian: recipe, overlaid files, guest server, and the builder.
 
+    What makes its digest is among them: the same files are to have the same digest.
     An image with other inputs speaks another guest protocol, or lacks something: it is built anew.
 
     Args:
@@ -74,7 +76,7 @@ def inputs_digest(name: str, software: Sequence[Software] = ()) -> str:
     """
     top = resources.files("drums_core")
     hasher = hashlib.sha256()
-    for part in ("guest", "image/recipes", "image/rootfs.py"):
+    for part in ("guest", "image/recipes", "image/rootfs.py", "image/tree_digest.py"):
         for relative, content in sorted(_contents(top / part, part)):
             # Another recipe's files are no input of this one.
             if relative.startswith("image/recipes/") and not relative.startswith(f"image/recipes/{name}"):

@@ -17,6 +17,7 @@ import urllib.parse
 from pathlib import Path
 
 from drums.errors import SetupFailed
+from drums_core.urls import without_credentials
 
 HOSTS = frozenset({"huggingface.co", "hf-mirror.com"})
 MARK = "/datasets/xlangai/ubuntu_osworld_file_cache/resolve/main/"
@@ -36,6 +37,11 @@ def mirrored_path(url: str) -> tuple[str, ...]:
     parsed = urllib.parse.urlsplit(url)
     if parsed.scheme not in ("http", "https") or not parsed.hostname:
         raise ValueError("only files at http and https URLs can be had")
+    try:
+        _ = parsed.port
+    except ValueError:
+        # Not with the error as its cause: that quotes what may be a password with a `/` in it.
+        raise ValueError("the port in its URL is none from 0 to 65535") from None
     rest = parsed.path.removeprefix(MARK)
     if parsed.hostname not in HOSTS or rest == parsed.path:
         host = parsed.netloc.rpartition("@")[2].lower()
@@ -49,13 +55,6 @@ def mirrored_path(url: str) -> tuple[str, ...]:
     if any(len(part.encode()) > _LONGEST_NAME for part in parts):
         raise ValueError(f"a name in its path has more than {_LONGEST_NAME} bytes")
     return parts
-
-
-def without_credentials(url: str) -> str:
-    """A URL as it may be told: without the user and the password that it may hold."""
-    scheme, mark, rest = url.partition("://")
-    place, slash, path = rest.partition("/")
-    return f"{scheme}{mark}{place.rpartition('@')[2]}{slash}{path}" if mark else url
 
 
 def is_mirrored(mirror: Path, url: str) -> bool:

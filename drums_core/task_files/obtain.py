@@ -6,8 +6,9 @@ import trio
 
 from drums.errors import SetupFailed
 from drums_core.config import HostConfig
-from drums_core.task_files.mirror import is_mirrored, read_mirrored, without_credentials
+from drums_core.task_files.mirror import is_mirrored, read_mirrored
 from drums_core.task_files.store import FileStore
+from drums_core.urls import without_credentials
 
 LIMIT_S = 240.0  # less than a checker has
 

@@ -28,8 +28,10 @@ import trio
 
 from drums.errors import SetupFailed
 from drums_core.durable import locked, sync_directory, write_json
+from drums_core.hashing import sha256_of
 from drums_core.task_files.addresses import NotPublic, require_public_name, require_public_peer
-from drums_core.task_files.mirror import LARGEST_BYTES, MANIFEST, mirrored_path, read_mirrored, without_credentials
+from drums_core.task_files.mirror import LARGEST_BYTES, MANIFEST, mirrored_path, read_mirrored
+from drums_core.urls import without_credentials
 
 TRIES = 3
 PAUSE_S = 1.0
@@ -136,7 +138,8 @@ class FileStore:
                 await trio.to_thread.run_sync(self._keep, name, url, partial)
             return ""
         except httpx2.InvalidURL as e:
-            return f"its URL is none: {e}"
+            # Of what is wrong only the kind: behind it stands what was found, and that may be part of a password.
+            return f"its URL is none: {str(e).partition(':')[0]}"
         except (ValueError, OSError, _Refused, NotPublic) as e:
             return str(e)
         except SetupFailed as e:
@@ -207,8 +210,8 @@ class FileStore:
 
     def _keep(self, name: str, url: str, partial: Path) -> None:
         """Put a whole file in its place, and into the lock file."""
+        digest = sha256_of(partial)
         with open(partial, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
             size = os.fstat(file.fileno()).st_size
             os.fsync(file.fileno())
         with locked(self.folder / _BLOBS / _LOCK, wait=True):
@@ -252,8 +255,7 @@ class FileStore:
 def _is(path: Path, digest: str) -> bool:
     """Whether a file has this sha256; not when it cannot be read."""
     try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == digest
+        return sha256_of(path) == digest
     except OSError:
         return False
 

@@ -25,6 +25,7 @@ import trio
 
 from drums_core.abc import Accounts
 from drums_core.config import keeps_secrets
+from drums_core.urls import without_credentials
 from drums_osworld.steps.account import failure, read_account_file, read_mapping, text_of, without
 
 FOLDER = "application/vnd.google-apps.folder"
@@ -32,6 +33,8 @@ TOKEN_URI = "https://oauth2.googleapis.com/token"
 TIMEOUT_S = 60.0  # without a byte
 TRIES = 3
 PAUSE_S = 1.0
+# Of one reply: a page of a list has up to 1000 files, with some KB about each; all others are short.
+LARGEST_BYTES = 32 << 20
 _SHOWN = 300
 _REACH = "see whether this host reaches it; the setting google_api says where it is"
 _LOOK = "see what the account may do, and sign in to it anew with PyDrive"
@@ -87,7 +90,8 @@ def read_credentials(accounts: Accounts, settings_file: str) -> Credentials:
     tokens = read_mapping(read_account_file(_own(accounts, name), os.path.basename(name)), name)
     token_uri = str(tokens.get("token_uri") or TOKEN_URI)
     if not keeps_secrets(token_uri):
-        raise failure(name, f"its token_uri is {token_uri!r}, which is neither https:// nor the loopback", hint)
+        shown = without_credentials(token_uri)
+        raise failure(name, f"its token_uri is {shown!r}, which is neither https:// nor the loopback", hint)
     client_id, client_secret, refresh_token = (
         text_of(tokens, key, name, hint) for key in ("client_id", "client_secret", "refresh_token")
     )
@@ -197,13 +201,16 @@ class Drive:
         Args:
             allowed: statuses that are right besides those of success.
         """
-        where = "{}://{}".format(*_origin(url))
-        headers = {**options.pop("headers", {}), **({"Authorization": f"Bearer {self._token}"} if self._token else {})}
+        where = _place(url)
+        headers = {"Accept-Encoding": "identity", **options.pop("headers", {})}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
         for attempt in range(TRIES):
             if attempt:
                 await trio.sleep(PAUSE_S * 2**attempt)
             try:
-                reply = await self._http.request(method, url, headers=headers, **options)
+                async with self._http.stream(method, url, headers=headers, **options) as stream:
+                    reply = await self._whole(stream)
             except httpx2.TimeoutException as e:
                 raise DriveError(f"{where} did not answer within {TIMEOUT_S} s", _REACH) from e
             except (httpx2.HTTPError, httpx2.InvalidURL) as e:
@@ -215,10 +222,29 @@ class Drive:
             return reply
         raise DriveError(self._shown(reply), _LOOK if reply.status_code in (400, 401, 403) else "")
 
+    async def _whole(self, stream: httpx2.Response) -> httpx2.Response:
+        """A reply with all that was sent in it, as long as that is not too much; raises `DriveError`."""
+        told = f"{_place(str(stream.url))} answered {stream.request.method} with {stream.status_code}"
+        coding = stream.headers.get("Content-Encoding", "identity")
+        if coding != "identity":  # a few bytes could be any number of them
+            raise DriveError(f"{told}, packed as {self._clean(coding)!r}, although not asked for so")
+        parts, size = [], 0
+        # Cancelled rather than left: only so are the connection's generators run to their ends.
+        with trio.CancelScope() as scope:
+            async for part in stream.aiter_raw():
+                parts.append(part)
+                size += len(part)
+                if size > LARGEST_BYTES:
+                    scope.cancel()
+        if size > LARGEST_BYTES:
+            raise DriveError(f"{told} and at least {size} bytes, allowed are {LARGEST_BYTES}")
+        content = b"".join(parts)
+        return httpx2.Response(stream.status_code, headers=stream.headers, content=content, request=stream.request)
+
     def _shown(self, reply: httpx2.Response) -> str:
         """What a server answered, in words."""
-        where = "{}://{}".format(*_origin(str(reply.url)))
-        return f"{where} answered {reply.request.method} with {reply.status_code}{self._clean(_reason(reply))}"
+        told = f"{_place(str(reply.url))} answered {reply.request.method} with {reply.status_code}"
+        return told + self._clean(_reason(reply))
 
     def _document(self, reply: httpx2.Response) -> dict[str, Any]:
         try:
@@ -247,6 +273,11 @@ def _metadata(title: str, parent: str, **more: str) -> dict[str, Any]:
 def _origin(url: str) -> tuple[str, str]:
     parts = urllib.parse.urlsplit(url)
     return parts.scheme, parts.netloc
+
+
+def _place(url: str) -> str:
+    """Scheme and host of a URL, as they may be told."""
+    return without_credentials("{}://{}".format(*_origin(url)))
 
 
 def _too_soon(reply: httpx2.Response) -> bool:
