@@ -246,7 +246,8 @@ class SetupStep:
 class Task:
     """An OSWorld task. `evaluator` is the document as it stands; `sha256` is that of the task's file.
 
-    `applications` are the executables that an image must have for it; `needs_web` says that it is about live web pages.
+    `applications` are the executables that an image must have for it; `needs_web` says that it
+    needs the live web.
     """
 
     id: str

@@ -14,7 +14,8 @@ from cattrs import transform_error
 
 from drums.errors import ConfigError
 from drums_core.model import SetupStep, Task
-from drums_osworld.applications import needed_applications, needs_web
+from drums_osworld.applications import needed_applications
+from drums_osworld.live_web import needs_web
 from drums_osworld.steps.parameters import describe
 from drums_osworld.support import unsupported_reason
 
@@ -115,5 +116,5 @@ def read_task(path: Path, *, domain: str, expected_id: str) -> Task:
         unsupported_reason=reason,
         source=_instruction_text(document, "source"),
         applications=needed_applications(parsed.config, parsed.evaluator, _related(document)),
-        needs_web=needs_web(parsed.config, parsed.evaluator),
+        needs_web=needs_web(parsed.id, parsed.instruction, parsed.config, parsed.evaluator),
     )
