@@ -245,8 +245,8 @@ def test_the_errors_of_commands_are_the_clients() -> None:
 
 def test_a_command_in_a_script_s_background_can_be_ended() -> None:
     """There SIGINT is ignored from the start; SIGTERM ends it all the same, with its clean-up."""
-    code = "import time, drums.cli; drums.cli._end_on_signals(); print('up', flush=True)\n"
-    code += "try:\n    time.sleep(60)\nfinally:\n    print('cleaned up')"
+    code = "import time, drums.cli; drums.cli._end_on_signals()\n"
+    code += "try:\n    print('up', flush=True)\n    time.sleep(60)\nfinally:\n    print('cleaned up')"
     script = f'"{sys.executable}" -c "$CODE" & echo $!; wait'
     with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True, env={"CODE": code}) as process:
         assert process.stdout is not None
