@@ -247,7 +247,7 @@ class Task:
     """An OSWorld task. `evaluator` is the document as it stands; `sha256` is that of the task's file.
 
     `applications` are the executables that an image must have for it; `needs_web` says that it
-    needs the live web.
+    cannot be done without the live web; `remarks` what of its document has no effect here, and why.
     """
 
     id: str
@@ -261,6 +261,7 @@ class Task:
     source: str = ""
     applications: tuple[str, ...] = ()
     needs_web: bool = False
+    remarks: tuple[str, ...] = ()
 
 
 OWN_LABEL = "drums"

@@ -78,6 +78,11 @@ def _related(document: Mapping[str, Any]) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def _remarks(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """What of a task's file has no effect here."""
+    return ("`proxy: true` is not applied: desktops have no network",) if document.get("proxy") is True else ()
+
+
 def read_task(path: Path, *, domain: str, expected_id: str) -> Task:
     """The task in a file.
 
@@ -117,4 +122,5 @@ def read_task(path: Path, *, domain: str, expected_id: str) -> Task:
         source=_instruction_text(document, "source"),
         applications=needed_applications(parsed.config, parsed.evaluator, _related(document)),
         needs_web=needs_web(parsed.id, parsed.instruction, parsed.config, parsed.evaluator),
+        remarks=_remarks(document),
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -11,9 +13,11 @@ import pytest
 from requires import osworld_checkout
 
 from drums_core.config import HostConfig
+from drums_core.daemon.routes import task_document
 from drums_core.model import SetupStep, Task
 from drums_osworld.catalogue import OSWorldCatalogue
 from drums_osworld.live_web import listed, needs_web, tells_of_web
+from drums_osworld.task_file import read_task
 
 EXTENSIONS = {"type": "vm_command_line", "command": ["code", "--list-extensions", "|", "grep", "x"]}
 # Whose documents tell by a URL in the instruction and by nothing else. Each was read: its agent has to go there.
@@ -95,6 +99,22 @@ def test_which_tasks_need_it(tasks: Sequence[Task]) -> None:
     assert len(web) == 77 and alone == BY_INSTRUCTION | {x[:8] for x in listed()}
     assert not web & WITHOUT and {x.id[:8] for x in tasks} >= WITHOUT
     assert not [x.id for x in tasks if x.needs_web and x.evaluator["func"] == "infeasible"]
+
+
+def test_a_proxy_that_is_not_applied_is_told(tasks: Sequence[Task]) -> None:
+    """With the reason, of each task that asks for one."""
+    told = {x.id[:8]: x for x in tasks if x.remarks}
+    assert {x.remarks for x in told.values()} == {("`proxy: true` is not applied: desktops have no network",)}
+    assert len(told) == 52 and [x for x, task in told.items() if not task.needs_web] == ["44ee5668"]
+    [document] = [task_document(x, ()) for x in told.values() if not x.needs_web]
+    assert document["remarks"] == ["`proxy: true` is not applied: desktops have no network"]
+
+
+@pytest.mark.parametrize(("proxy", "remarks"), [({}, 0), ({"proxy": False}, 0), ({"proxy": True}, 1)])
+def test_remark_is_of_tasks_that_ask_for_a_proxy(proxy: dict[str, bool], remarks: int, tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    file.write_text(json.dumps({"id": "x", "instruction": "", "evaluator": {"func": "infeasible"}, **proxy}))
+    assert len(read_task(file, domain="os", expected_id="x").remarks) == remarks
 
 
 def test_a_listed_task_is_told_by_its_id_alone(tasks: Sequence[Task]) -> None:

@@ -97,6 +97,7 @@ def _show(task: dict[str, object], as_json: bool) -> None:
         "images": ", ".join(map(str, _list(task["images"])))
         or "none: it needs the live web, or an application that they lack",
         "checker": func if isinstance(func, str) else ", ".join(map(str, func or ())),
+        "remarks": "; ".join(map(str, _list(task["remarks"]))) or "none",
         "source": task["source"],
         "sha256": task["sha256"],
     }
