@@ -68,6 +68,9 @@ def test_tasks_chosen(fake: FakeDaemon) -> None:
     shown = output("tasks", "e0df059f")
     assert re.search(rf"^id +{TASK}$", shown, re.M) and re.search(r"^checker +exact_match$", shown, re.M)
     assert document("tasks", "e0df059f") == a_task()
+    fake.script("GET /v1/tasks/e0df059f", as_json(a_task(remarks=["`proxy: true` is not applied", "nor is x"])))
+    assert re.search(r"^remarks +none$", shown, re.M)
+    assert re.search(r"^remarks +`proxy: true` is not applied; nor is x$", output("tasks", "e0df059f"), re.M)
     assert isinstance(invoke("tasks", "00000000").exception, drums.TaskNotFound)
 
 
