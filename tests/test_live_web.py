@@ -12,6 +12,7 @@ import attrs
 import pytest
 from requires import osworld_checkout
 
+from drums.errors import ConfigError
 from drums_core.config import HostConfig
 from drums_core.daemon.routes import task_document
 from drums_core.model import SetupStep, Task
@@ -112,9 +113,27 @@ def test_a_proxy_that_is_not_applied_is_told(tasks: Sequence[Task]) -> None:
 
 @pytest.mark.parametrize(("proxy", "remarks"), [({}, 0), ({"proxy": False}, 0), ({"proxy": True}, 1)])
 def test_remark_is_of_tasks_that_ask_for_a_proxy(proxy: dict[str, bool], remarks: int, tmp_path: Path) -> None:
-    file = tmp_path / "x.json"
-    file.write_text(json.dumps({"id": "x", "instruction": "", "evaluator": {"func": "infeasible"}, **proxy}))
-    assert len(read_task(file, domain="os", expected_id="x").remarks) == remarks
+    assert len(read(tmp_path, **proxy).remarks) == remarks
+
+
+@pytest.mark.parametrize("instruction", ["Open https://a.example/x", "Rename the folder"])
+@pytest.mark.parametrize("said", [True, False])
+def test_a_task_may_say_so_itself(said: bool, instruction: str, tmp_path: Path) -> None:
+    """An operator's own task, of which the rule knows less than who wrote it."""
+    assert read(tmp_path, instruction=instruction, needs_web=said).needs_web is said
+    assert read(tmp_path, instruction=instruction).needs_web is ("https" in instruction)
+
+
+@pytest.mark.parametrize("said", ["no", 0, None])
+def test_a_task_says_it_by_true_or_false(said: object, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expected true or false, found .* @ \$\.needs_web"):
+        read(tmp_path, needs_web=said)
+
+
+def read(folder: Path, **fields: object) -> Task:
+    file = folder / "x.json"
+    file.write_text(json.dumps({"id": "x", "instruction": "", "evaluator": {"func": "infeasible"}, **fields}))
+    return read_task(file, domain="os", expected_id="x")
 
 
 def test_a_listed_task_is_told_by_its_id_alone(tasks: Sequence[Task]) -> None:
