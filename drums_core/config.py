@@ -133,13 +133,18 @@ class HostConfig:
     def file_folders(self) -> list[Path]:
         """The folders with the files that tasks name by URL, as they are looked through.
 
-        That is `file_mirror` alone, where it names a folder; else what was fetched, and `file_cache` of the checkout. A
+        That is `file_folder` alone, where there is one; else what was fetched, and `file_cache` of the checkout. A
         file's path in them is that of `task_files.mirror`.
         """
-        if self.file_mirror is not None and self.file_url is None:
-            return [Path(self.file_mirror)]
+        if self.file_folder is not None:
+            return [self.file_folder]
         beside = self.checkout_files()
         return [self.files] if beside is None else [self.files, beside]
+
+    @property
+    def file_folder(self) -> Path | None:
+        """The folder that `file_mirror` names: files are looked for there alone; None where it names none."""
+        return None if self.file_mirror is None or self.file_url is not None else Path(self.file_mirror)
 
     @property
     def file_url(self) -> str | None:
@@ -150,7 +155,7 @@ class HostConfig:
     @property
     def fetches_files(self) -> bool:
         """Whether files that are not here are fetched."""
-        return not self.files_offline and (self.file_mirror is None or self.file_url is not None)
+        return not self.files_offline and self.file_folder is None
 
     @property
     def files(self) -> Path:

@@ -246,7 +246,8 @@ class SetupStep:
 class Task:
     """An OSWorld task. `evaluator` is the document as it stands; `sha256` is that of the task's file.
 
-    `applications` are the executables that an image must have for it; `needs_web` says that it is about live web pages.
+    `applications` are the executables that an image must have for it; `needs_web` says that it
+    cannot be done without the live web; `remarks` what of its document has no effect here, and why.
     """
 
     id: str
@@ -260,6 +261,7 @@ class Task:
     source: str = ""
     applications: tuple[str, ...] = ()
     needs_web: bool = False
+    remarks: tuple[str, ...] = ()
 
 
 OWN_LABEL = "drums"

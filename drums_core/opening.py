@@ -6,7 +6,7 @@ import fcntl
 import os
 import resource
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from drums.errors import DesktopError, PrerequisiteError
-from drums_core.abc import ServingChecker
+from drums_core.abc import PackagedChecker, ServingChecker
 from drums_core.boot import OPEN_FILES
 from drums_core.checkpoint import CheckpointStore, HostFacts
 from drums_core.config import HostConfig, load_config
@@ -31,7 +31,7 @@ from drums_core.journal import ALIVE, open_journal
 from drums_core.journal_file import JournalError
 from drums_core.leftovers import clear_checkpoints, clear_slots, clear_worker_cgroups, namespaces_of_strangers
 from drums_core.logs import ensure_logging
-from drums_core.model import DesktopEvent
+from drums_core.model import DesktopEvent, PluginRecord
 from drums_core.plugins import Plugins, build_manager
 from drums_core.services import Interposer, Services
 from drums_core.slot import Slot
@@ -77,8 +77,7 @@ async def open_host(
             hint=f"ulimit -Hn {OPEN_FILES[1]}, or LimitNOFILE= in the service's unit",
         )
     found = plugins or build_manager()
-    for record in found.broken():
-        _log.error("plugin not in use", plugin=record.name, distribution=record.distribution, error=record.error)
+    _tell(found.broken())
     found.require_gates(config.extra_required_gates)
     async with AsyncExitStack() as stack:
         slots: dict[str, Slot] = {}
@@ -107,6 +106,8 @@ async def open_host(
             for name, (checker, _) in checkers.items():
                 if isinstance(checker, ServingChecker):
                     nursery.start_soon(_serve, name, checker)
+                if isinstance(checker, PackagedChecker):
+                    nursery.start_soon(_tell_packages, name, checker)
             try:
                 yield host
             except BaseException as e:  # noqa: BLE001 - raised again below
@@ -132,6 +133,24 @@ async def _serve(name: str, checker: ServingChecker) -> None:
         await checker.serve()
     except Exception:  # noqa: BLE001 - of foreign code, which checks without it all the same
         _log.exception("what a checker does while the host is open ended early", checker=name)
+
+
+def _tell(broken: Iterable[PluginRecord]) -> None:
+    for record in broken:
+        _log.error("plugin not in use", plugin=record.name, distribution=record.distribution, error=record.error)
+
+
+async def _tell_packages(name: str, checker: PackagedChecker) -> None:
+    """Log what is broken of what a checker finds itself. It loads each, for which the opening does not wait.
+
+    Not abandoned when the host closes, so that no process is left that loads one: that takes 30 s where one hangs.
+    """
+    try:
+        records = await trio.to_thread.run_sync(checker.installed)
+    except Exception:  # noqa: BLE001 - of foreign code; who asks for the plugins is told again
+        _log.exception("a checker does not say what it has", checker=name)
+    else:
+        _tell(record for record in records if not record.ok)
 
 
 async def _close_slots(host: Host) -> None:

@@ -67,7 +67,7 @@ def require_image(task: Task, image: str, software: Sequence[Software]) -> None:
             )
     if task.needs_web:
         raise ImageUnsuitable(
-            f"task {task.id!r} is about live web pages, and desktops of image {image!r} have no network",
+            f"task {task.id!r} needs the live web, and desktops of image {image!r} have no network",
             hint='no drums desktop has a network to the outside yet (network="none"), whatever its image: '
             "choose a task with `needs_web` false",
             image=image,

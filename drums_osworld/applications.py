@@ -42,11 +42,6 @@ _BY_ENDING = {
 _BY_GETTER = {"vm_terminal_output": "gnome-terminal", "vm_wallpaper": "gsettings", "vscode_config": "code"}
 _CALLED = ("gsettings", "pactl", "xdg-mime")
 _EVERYWHERE = frozenset(("pkill", "killall", "sh"))
-# What speaks of the live web: steps, and getters that load a page.
-_WEB_STEPS = frozenset(("googledrive", "login"))
-_WEB_GETTERS = frozenset(
-    ("googledrive_file", "gotoRecreationPage_and_get_html_content", "info_from_website", "pdf_from_url", "page_info")
-)
 
 
 def needed_applications(
@@ -63,31 +58,20 @@ def needed_applications(
     for word in re.findall(r"[a-z]+", " ".join(str(x) for x in related).lower().replace("vs_code", "vscode")):
         if word in _RELATED:
             found.add(_RELATED[word])
-    for kind, parameters in _steps(config, evaluator):
+    for kind, parameters in steps_of(config, evaluator):
         if kind == "launch":
             found.add(_program(parameters.get("command")))
         elif kind == "open":
             found.add(_BY_ENDING.get(os.path.splitext(str(parameters.get("path")))[1].lower(), ""))
-    for getter in _getters(evaluator):
+    for getter in getters_of(evaluator):
         found.add(_BY_GETTER.get(getter, ""))
     for text, _ in probes(evaluator):
         found |= {name for name in _CALLED if re.search(rf"\b{name}\b", text)}
     return tuple(sorted(found - _EVERYWHERE - {""}))
 
 
-def needs_web(config: Sequence[SetupStep], evaluator: Mapping[str, Any]) -> bool:
-    """Whether a task cannot be set up or done without the live web: its pages, an account there, or a marketplace."""
-    if any("--list-extensions" in text for text, _ in probes(evaluator)) and ".vsix" not in str(config):
-        return True  # an extension of VS Code that no file of the task holds
-    for kind, parameters in _steps(config, evaluator):
-        if kind in _WEB_STEPS:
-            return True
-        if kind == "chrome_open_tabs" and any(_is_remote(x) for x in parameters.get("urls_to_open") or ()):
-            return True
-    return any(getter in _WEB_GETTERS for getter in _getters(evaluator))
-
-
-def _steps(config: Sequence[SetupStep], evaluator: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+def steps_of(config: Sequence[SetupStep], evaluator: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The type and parameters of each step of a task, those before its check included."""
     found: list[tuple[str, Mapping[str, Any]]] = [(step.type, step.parameters) for step in config]
     later = evaluator.get("postconfig")
     for step in later if isinstance(later, list) else ():
@@ -96,7 +80,8 @@ def _steps(config: Sequence[SetupStep], evaluator: Mapping[str, Any]) -> list[tu
     return found
 
 
-def _getters(evaluator: Mapping[str, Any]) -> list[str]:
+def getters_of(evaluator: Mapping[str, Any]) -> list[str]:
+    """The types of an evaluator's getters."""
     found = []
     for key in ("result", "expected"):
         value = evaluator.get(key)
@@ -113,8 +98,3 @@ def _program(command: object) -> str:
         if not re.match(r"\w+=", str(word)):
             return os.path.basename(str(word))
     return ""
-
-
-def _is_remote(url: object) -> bool:
-    # One without a scheme is the web's, as browsers read it.
-    return re.match(r"(file|about|chrome|data):|https?://(localhost|127\.0\.0\.1)\b", str(url)) is None

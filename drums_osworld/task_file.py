@@ -14,24 +14,32 @@ from cattrs import transform_error
 
 from drums.errors import ConfigError
 from drums_core.model import SetupStep, Task
-from drums_osworld.applications import needed_applications, needs_web
+from drums_osworld.applications import needed_applications
+from drums_osworld.live_web import needs_web
 from drums_osworld.steps.parameters import describe
 from drums_osworld.support import unsupported_reason
 
 
 @attrs.frozen
 class _Document:
-    """The fields that drums reads; a task file has more."""
+    """The fields that drums reads; a task file has more. OSWorld's have no `needs_web`; an operator's own may."""
 
     id: str
     instruction: str
     evaluator: dict[str, Any]
     config: list[SetupStep] = attrs.field(factory=list)
+    needs_web: bool | None = None
 
 
 def _text(value: object, _: object) -> str:
     if not isinstance(value, str):
         raise ValueError(f"expected a string, found {value!r:.60}")
+    return value
+
+
+def _switch(value: object, _: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"expected true or false, found {value!r:.60}")
     return value
 
 
@@ -55,6 +63,7 @@ def _steps(value: object, _: object) -> list[SetupStep]:
 
 _converter = cattrs.Converter()
 _converter.register_structure_hook(str, _text)
+_converter.register_structure_hook_func(lambda kind: kind == bool | None, _switch)
 _converter.register_structure_hook_func(lambda kind: kind == dict[str, Any], _mapping)
 _converter.register_structure_hook_func(lambda kind: kind == list[SetupStep], _steps)
 
@@ -75,6 +84,11 @@ def _instruction_text(document: Mapping[str, Any], key: str) -> str:
 def _related(document: Mapping[str, Any]) -> list[Any]:
     value = document.get("related_apps")
     return value if isinstance(value, list) else []
+
+
+def _remarks(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """What of a task's file has no effect here."""
+    return ("`proxy: true` is not applied: desktops have no network",) if document.get("proxy") is True else ()
 
 
 def read_task(path: Path, *, domain: str, expected_id: str) -> Task:
@@ -104,6 +118,9 @@ def read_task(path: Path, *, domain: str, expected_id: str) -> Task:
             f"task file {str(path)!r} is wrong: {'; '.join(faults)}", path=str(path), faults=faults
         ) from e
     reason = unsupported_reason(parsed.evaluator)
+    web = parsed.needs_web
+    if web is None:
+        web = needs_web(parsed.id, parsed.instruction, parsed.config, parsed.evaluator)
     return Task(
         id=parsed.id,
         instruction=parsed.instruction,
@@ -115,5 +132,6 @@ def read_task(path: Path, *, domain: str, expected_id: str) -> Task:
         unsupported_reason=reason,
         source=_instruction_text(document, "source"),
         applications=needed_applications(parsed.config, parsed.evaluator, _related(document)),
-        needs_web=needs_web(parsed.config, parsed.evaluator),
+        needs_web=web,
+        remarks=_remarks(document),
     )

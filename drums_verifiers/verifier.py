@@ -10,6 +10,7 @@ Order and the agent's FAIL are OSWorld's: `postconfig` first, then a last action
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,8 @@ class VerifierChecker:
         self._workers = Workers(Kind(config.checker_timeout_s, preload=_PRELOAD), config.waiting_workers)
         self._copies = Copies()
         self._loaded: dict[tuple[str, str], str] = {}
+        # Two at once would load each twice, and one that begins anew take the other's results away.
+        self._looking = threading.Lock()
 
     def claims(self, evaluator: Mapping[str, Json]) -> bool:
         """Those that say so."""
@@ -101,9 +104,10 @@ class VerifierChecker:
 
     def installed(self, *, anew: bool = False) -> Sequence[PluginRecord]:
         """The verifiers that are installed, each loaded in a process of its own, once per state of its files."""
-        if anew:
-            self._loaded.clear()
-        return records(self._loaded)
+        with self._looking:
+            if anew:
+                self._loaded.clear()
+            return records(self._loaded)
 
     async def _request(self, context: CheckContext) -> tuple[dict[str, Any], dict[str, Path]]:
         """What a worker is asked, and the files that it is shown."""

@@ -313,6 +313,7 @@ def a_task(**changes: Any) -> dict[str, Any]:
         "source": "os.json",
         "applications": [],
         "needs_web": False,
+        "remarks": [],
         "images": ["minimal", "osworld"],
         **changes,
     }

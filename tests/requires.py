@@ -69,6 +69,19 @@ def requires(*needs: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(lacks), reason="; ".join(lacks.values()) or "met")
 
 
+def osworld_checkout() -> Path:
+    """OSWorld's checkout, which `DRUMS_OSWORLD` names; for a fixture.
+
+    Without it the test is skipped, or fails where `DRUMS_OSWORLD` or `DRUMS_REQUIRE` says that the host is to run it.
+    """
+    path = Path(os.environ.get("DRUMS_OSWORLD") or Path(__file__).parents[2] / "shared" / "osworld")
+    if not (path / "evaluation_examples" / "test_all.json").is_file():
+        if os.environ.get("DRUMS_OSWORLD") or os.environ.get("DRUMS_REQUIRE"):
+            pytest.fail(f"no OSWorld checkout at {path}")
+        pytest.skip("DRUMS_OSWORLD names no OSWorld checkout")
+    return path
+
+
 def osworld_files(checkout: Path) -> Path:
     """The files that OSWorld's tasks download, in this checkout; for a fixture.
 

@@ -68,6 +68,9 @@ def test_tasks_chosen(fake: FakeDaemon) -> None:
     shown = output("tasks", "e0df059f")
     assert re.search(rf"^id +{TASK}$", shown, re.M) and re.search(r"^checker +exact_match$", shown, re.M)
     assert document("tasks", "e0df059f") == a_task()
+    fake.script("GET /v1/tasks/e0df059f", as_json(a_task(remarks=["`proxy: true` is not applied", "nor is x"])))
+    assert re.search(r"^remarks +none$", shown, re.M)
+    assert re.search(r"^remarks +`proxy: true` is not applied; nor is x$", output("tasks", "e0df059f"), re.M)
     assert isinstance(invoke("tasks", "00000000").exception, drums.TaskNotFound)
 
 
@@ -245,8 +248,8 @@ def test_the_errors_of_commands_are_the_clients() -> None:
 
 def test_a_command_in_a_script_s_background_can_be_ended() -> None:
     """There SIGINT is ignored from the start; SIGTERM ends it all the same, with its clean-up."""
-    code = "import time, drums.cli; drums.cli._end_on_signals(); print('up', flush=True)\n"
-    code += "try:\n    time.sleep(60)\nfinally:\n    print('cleaned up')"
+    code = "import time, drums.cli; drums.cli._end_on_signals()\n"
+    code += "try:\n    print('up', flush=True)\n    time.sleep(60)\nfinally:\n    print('cleaned up')"
     script = f'"{sys.executable}" -c "$CODE" & echo $!; wait'
     with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True, env={"CODE": code}) as process:
         assert process.stdout is not None

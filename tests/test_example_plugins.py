@@ -48,7 +48,8 @@ def test_it_is_documented_and_licensed(plugin: Path) -> None:
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh environment with every package of `plugins/`, and one from the template, as pip installs them.
 
-    drums and what it needs are those of the environment that runs the tests, which stays as it is.
+    drums and what it needs are those of the environment that runs the tests, which stays as it is. What they need and
+    do not declare shows in `test_plugin_requirements.py`, not here.
     """
     top = tmp_path_factory.mktemp("fresh")
     create_package("fresh-demo", top / "demo")

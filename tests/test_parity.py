@@ -156,6 +156,7 @@ def test_solutions_are_of_tasks_that_there_are() -> None:
         pytest.skip("DRUMS_OSWORLD names no checkout")
     known = {x.id: x for x in (*OSWorldCatalogue(config).tasks(), *OSWorldCatalogue(HostConfig()).tasks())}
     assert {*solutions()} <= {*known}
+    assert not [x for x in solutions() if known[x].needs_web or not known[x].supported]  # no desktop is made for them
     state = next(x for x in states_of(known[next(iter(solutions()))]) if x.name == "done: right")
     assert state.script and not state.files
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -18,13 +19,16 @@ from client_fake import TOKEN, as_json, fake_daemon
 from requires import requires
 
 from drums.errors import PluginError
-from drums_core import plugin_trial
+from drums_core import opening, plugin_trial
 from drums_core.commands.plugins import plugins as plugins_command
+from drums_core.config import HostConfig
 from drums_core.hookspecs import hookimpl
 from drums_core.model import PluginRecord
 from drums_core.opening import open_host
 from drums_core.plugins import Plugins, build_manager
 from drums_core.verdict import EVENT_GATES, SPECIFIED_GATES
+from drums_verifiers import installed
+from drums_verifiers.verifier import VerifierChecker
 
 Install = Callable[..., None]
 GATE = """
@@ -325,18 +329,65 @@ def test_the_command_lists_them(install: Install) -> None:
 
 @requires("root", "criu")
 def test_the_host_opens_and_logs_what_is_broken(install: Install) -> None:
-    """By name, package and reason."""
+    """By name, package and reason, each once; verifiers beside its work, as each is loaded for that."""
     install("drums-gate-broken", "1 / 0", ("drums.gates", "broken"))
+    install("drums-verifier-slow", "import time\ntime.sleep(2)\n1 / 0", ("drums_verifier", "slow"))
+    install("drums-verifier-fine", "def score(desktop): return 1.0", ("drums_verifier", "fine"))
+
+    def told() -> list[tuple[str, str]]:
+        return [(x["plugin"], x["distribution"]) for x in logs if x["event"] == "plugin not in use"]
 
     async def opened() -> None:
         async with open_host():
-            pass
+            assert told() == [("broken", "drums-gate-broken")]
+            with trio.fail_after(30):
+                while len(told()) < 2:  # noqa: ASYNC110 - what logs is no task of the test's
+                    await trio.sleep(0.05)
 
     with structlog.testing.capture_logs() as logs:
         trio.run(opened)
-    (line,) = [x for x in logs if x["event"] == "plugin not in use"]
-    assert (line["plugin"], line["distribution"]) == ("broken", "drums-gate-broken")
-    assert "ZeroDivisionError" in line["error"] and line["log_level"] == "error"
+    assert told() == [("broken", "drums-gate-broken"), ("slow", "drums-verifier-slow")]
+    for line in (x for x in logs if x["event"] == "plugin not in use"):
+        assert "ZeroDivisionError" in line["error"] and line["log_level"] == "error"
+
+
+async def test_a_checker_that_cannot_say_what_it_has_costs_the_host_nothing() -> None:
+    """It is named in the log, with what it raised."""
+
+    class Broken:
+        def installed(self, *, anew: bool = False) -> list[PluginRecord]:
+            raise RuntimeError("no packages today")
+
+    with structlog.testing.capture_logs() as logs:
+        await opening._tell_packages("lab", Broken())
+    assert [(x["checker"], x["log_level"]) for x in logs] == [("lab", "error")]
+
+
+def test_looks_at_verifiers_wait_for_each_other(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that begins anew does not take away what another has found meanwhile."""
+    install("drums-verifier-lab", "def score(desktop): return 1.0", ("drums_verifier", "lab"))
+    checker, begun, other = VerifierChecker(HostConfig()), threading.Event(), threading.Event()
+    overtaken: list[bool] = []
+
+    def load(entries: list[object], **_: object) -> list[str]:
+        if not begun.is_set():
+            begun.set()
+            overtaken.append(other.wait(0.5))
+        return [""] * len(entries)
+
+    def anew() -> None:
+        begun.wait(10)
+        checker.installed(anew=True)
+        other.set()
+
+    monkeypatch.setattr(installed, "try_loading", load)
+    thread = threading.Thread(target=anew)
+    thread.start()
+    try:
+        records = checker.installed()
+        assert overtaken == [False] and "lab" in [x.name for x in records if x.ok]
+    finally:
+        thread.join()
 
 
 def test_reloading_asks_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,8 +95,9 @@ def _show(task: dict[str, object], as_json: bool) -> None:
         "supported": "yes" if task["supported"] else f"no: {task['unsupported_reason']}",
         "needs": ", ".join(map(str, _list(task["applications"]))) or "no application",
         "images": ", ".join(map(str, _list(task["images"])))
-        or "none: it is about live web pages, or lacks its application",
+        or "none: it needs the live web, or an application that they lack",
         "checker": func if isinstance(func, str) else ", ".join(map(str, func or ())),
+        "remarks": "; ".join(map(str, _list(task["remarks"]))) or "none",
         "source": task["source"],
         "sha256": task["sha256"],
     }

@@ -33,7 +33,7 @@ class TaskDocument:
     """A task. `unsupported_reason` is empty when it is supported.
 
     `applications` are what an image must have for it, `images` those of drums' own that do; none when `needs_web` says
-    that it is about live web pages, as desktops have no network.
+    that it needs the live web, as desktops have no network. `remarks` say what of its document has no effect here.
     """
 
     id: str
@@ -47,6 +47,7 @@ class TaskDocument:
     source: str
     applications: list[str]
     needs_web: bool
+    remarks: list[str]
     images: list[str]
 
 

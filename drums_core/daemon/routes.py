@@ -49,6 +49,7 @@ def task_document(task: Task, software: Sequence[Software]) -> dict[str, Json]:
     document["config"] = [{"type": s.type, "parameters": dict(s.parameters)} for s in task.config]
     document["evaluator"] = dict(task.evaluator)
     document["applications"] = list(task.applications)
+    document["remarks"] = list(task.remarks)
     document["images"] = [] if task.needs_web else images_with(task.applications, software)
     return document
 
