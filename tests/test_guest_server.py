@@ -7,6 +7,7 @@ desktop that its module boots.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import hmac
@@ -232,7 +233,10 @@ def wait_ready(starter: subprocess.Popen[bytes]) -> Desktop:
                 assert secret.stat().st_mode & 0o777 == 0o600
                 with secret.open("r+b") as file:
                     file.write(SECRET.encode())
-                return desktop
+                # The session may be ready first.
+                with contextlib.suppress(ConnectionRefusedError):
+                    desktop.connect().close()
+                    return desktop
         time.sleep(0.05)
     raise AssertionError("the desktop did not start in time")
 
