@@ -422,11 +422,16 @@ def _text(form, name):
     return value
 
 
+def _printed(stream):
+    """A stream as text. The ends of lines become one kind, as in OSWorld, whose checkers compare whole outputs."""
+    return stream.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
+
+
 def _outcome(result):
     """What a command printed and how it ended; the flags are there only when a stream was cut."""
     outcome = {
-        "output": result.output.decode("utf-8", "replace"),
-        "error": result.error.decode("utf-8", "replace"),
+        "output": _printed(result.output),
+        "error": _printed(result.error),
         "returncode": result.returncode,
     }
     if result.output_truncated:
