@@ -2,7 +2,8 @@
 
 Every request is made anew with a signature, and only what its proof covers comes back: status, content type and body.
 What could not be asked is noted here, outside the worker: OSWorld's code swallows transport errors into zeros, and a
-score must be withheld then.
+score must be withheld then. The guest server tells by its status: what begins with 5 is that, what begins with 4 (no
+such file, program or window) is a fact about the desktop, which the checker sees.
 """
 
 from __future__ import annotations

@@ -2,12 +2,89 @@
 
 from __future__ import annotations
 
-from test_guest_server import Desktop, ask_json, desktop
+import json
+import os
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from test_guest_server import SECRET, Desktop, ask_json, desktop
+
+from drums_core.guest_client import GuestClient
+from drums_core.guest_gateway import serve_guest
 
 __all__ = ["desktop"]  # the fixture
+
+
+@asynccontextmanager
+async def gateway(desktop: Desktop, failures: list[str]) -> Any:
+    """The gateway before the desktop; gives a function that asks it, for status and document."""
+    netns = os.open(f"/proc/{desktop.pid}/ns/net", os.O_RDONLY)
+    listener = trio.socket.socket()
+    await listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    port = listener.getsockname()[1]
+
+    async def ask(method: str, target: str, **document: Any) -> tuple[int, Any]:
+        body = json.dumps(document).encode()
+        head = f"{method} {target} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            await stream.send_all(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            reply = b"".join([part async for part in stream])
+        return int(reply.split()[1]), json.loads(reply.partition(b"\r\n\r\n")[2])
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_guest, GuestClient(netns, SECRET).request, listener.detach(), failures)
+            yield ask
+            nursery.cancel_scope.cancel()
+    finally:
+        os.close(netns)
 
 
 def test_lines_end_in_one_way(desktop: Desktop) -> None:
     """OSWorld's server reads text, in which Python makes every line's end one kind."""
     assert desktop.execute("printf 'a\\r\\nb\\rc\\n'")["output"] == "a\nb\nc\n"
     assert ask_json(desktop, "POST", "/run_bash_script", script="printf 'a\\r\\n'")[1]["output"] == "a\n"
+
+
+@pytest.fixture
+def gsettings(desktop: Desktop) -> Iterator[Any]:
+    """Has `gsettings` say something: a function of its script."""
+    path = desktop.root / "usr/local/bin/gsettings"
+
+    def say(script: str) -> None:
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    yield say
+    path.unlink(missing_ok=True)
+
+
+def test_the_wallpaper_is_what_the_setting_says(desktop: Desktop, gsettings: Any) -> None:
+    """Its URI, or a path, which GNOME does not show but OSWorld takes; no answer is no fact about the desktop."""
+    desktop.execute("echo picture > '/home/user/a picture'")
+    for said in ("file:///home/user/a%20picture", "/home/user/a picture"):
+        gsettings(f"echo \"'{said}'\"")
+        assert desktop.ask("POST", "/wallpaper") == (200, b"picture\n")
+    gsettings("echo \"''\"")
+    assert desktop.ask("POST", "/wallpaper")[0] == 404
+    gsettings("echo 'out of memory' >&2; exit 1")
+    status, body = desktop.ask("POST", "/wallpaper")
+    assert status == 500 and b"out of memory" in body
+
+
+async def test_a_checker_is_told_what_is_not_there(desktop: Desktop) -> None:
+    """No such program or window is evidence, and OSWorld's own 0; what was not answered withholds the score."""
+    desktop.execute("echo not a program > ~/text; mkdir -p ~/folder")
+    failures: list[str] = []
+    async with gateway(desktop, failures) as ask:
+        for command in (["/home/user/made by the agent"], ["no-such"], ["/home/user/text"], ["/home/user/folder"]):
+            status, answer = await ask("POST", "/execute", command=command)
+            assert (status, answer["status"]) == (404, "error"), answer
+            assert (await ask("POST", "/setup/launch", command=command))[0] == 404
+        assert failures == []
+        assert (await ask("POST", "/execute", command=["sleep", "30"], timeout=0.3))[0] == 500
+        assert len(failures) == 1 and "timed out" in failures[0]

@@ -18,6 +18,8 @@ from requires import requires
 from drums.errors import CheckerError, ConfigError, GuestError, PrerequisiteError, SetupFailed, VerifierNotFound
 from drums_core.abc import CheckContext
 from drums_core.config import HostConfig
+from drums_core.guest_client import Response
+from drums_core.guest_gateway import serve_guest
 from drums_core.model import SetupStep, Task
 from drums_osworld import worker_job
 from drums_osworld.checker import OSWorldChecker, checkout_commit
@@ -138,7 +140,9 @@ class Bench:
         if self.fault:
             raise self.fault
 
-    async def score(self, evaluator: Mapping[str, Any], guest: Guest, last_action: str | None = None) -> float:
+    async def score(
+        self, evaluator: Mapping[str, Any], guest: Guest | Gateway, last_action: str | None = None
+    ) -> float:
         context = CheckContext(task(evaluator), last_action, guest.serve, guest.failures, self._run, self.scratch)
         return await self.checker.check(context)
 
@@ -160,9 +164,31 @@ async def test_exact_match_scores_what_the_desktop_says(bench: Bench) -> None:
     assert "desktop_env.evaluators" not in sys.modules
 
 
+@attrs.define
+class Gateway:
+    """The gateway that a host puts before a desktop; here it asks a guest server of this test."""
+
+    status: int
+    failures: list[str] = attrs.field(factory=list)
+
+    async def serve(self, fd: int) -> None:
+        await serve_guest(self._ask, fd, self.failures)
+
+    async def _ask(self, method: str, target: str, body: bytes = b"", headers: object = ()) -> Response:
+        await trio.lowlevel.checkpoint()
+        return Response(self.status, "application/json", b'{"status": "error", "message": "no"}')
+
+
 @needs_root
 async def test_refusal_of_the_guest_scores_as_osworld_does(bench: Bench) -> None:
-    assert await bench.score(RENAMED, Guest(lambda _: (500, {"status": "error", "message": "no"}))) == 0.0
+    """A program that is not there, which is a fact about the desktop: as in production, by the gateway."""
+    assert await bench.score(RENAMED, Gateway(404)) == 0.0
+
+
+@needs_root
+async def test_fault_of_the_guest_withholds_the_score(bench: Bench) -> None:
+    with pytest.raises(CheckerError, match="could not ask the desktop: POST /execute: the guest server answered 500"):
+        await bench.score(RENAMED, Gateway(500))
 
 
 @needs_root

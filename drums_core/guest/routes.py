@@ -113,6 +113,15 @@ class Routes:
         with self._slot():
             return self._jobs.run(op, **parameters)
 
+    def _call(self, argv, timeout_s=_WINDOW_TIMEOUT_S):
+        """Runs a program that a route needs. One that is missing is the image's fault: no fact about the desktop."""
+        try:
+            return self._jobs.run("exec", argv=argv, timeout_s=timeout_s)
+        except JobError as error:
+            if error.kind == "absent":
+                raise JobError("failed", str(error)) from error
+            raise
+
     def _execute(self, request):
         document = request.json()
         argv = _argv(document)
@@ -216,7 +225,7 @@ class Routes:
                 if time.monotonic() > deadline:
                     raise HttpError(500, f"Failed to find window for {name!r} within {timeout_s:g} seconds.")
                 time.sleep(_OPEN_POLL_S)
-            self._jobs.run("exec", argv=["wmctrl", "-i", "-a", window["id"]], timeout_s=_WINDOW_TIMEOUT_S)
+            self._call(["wmctrl", "-i", "-a", window["id"]])
         return Reply(b"File opened and window activated successfully")
 
     def _activate_window(self, request):
@@ -238,7 +247,7 @@ class Routes:
         if not isinstance(name, str) or not name or "\0" in name:
             raise HttpError(400, "window_name required")
         options = "-" + ("x" if document.get("by_class") else "") + ("F" if document.get("strict") else "") + action
-        result = self._jobs.run("exec", argv=["wmctrl", options, name], timeout_s=_WINDOW_TIMEOUT_S)
+        result = self._call(["wmctrl", options, name])
         if result.returncode != 0:
             raise HttpError(404, f"Window {name} not found")
 
@@ -261,7 +270,8 @@ class Routes:
         for window in self._list_windows():
             if wanted in [part.lower() for part in window["class"]]:
                 return json_reply({"width": window["width"], "height": window["height"]})
-        raise HttpError(500, f"no window has the class {wanted!r}")
+        # A fact about the desktop: 500 is for one that could not be asked.
+        raise HttpError(404, f"no window has the class {wanted!r}")
 
     def _start_recording(self, _request):
         with x11.Display() as display:
@@ -274,29 +284,33 @@ class Routes:
         return self._sent_file(recording.PATH)
 
     def _record(self, argv, refusal):
-        result = self._run_slow("exec", argv=argv, timeout_s=_FILE_TIMEOUT_S)
+        with self._slot():
+            result = self._call(argv, _FILE_TIMEOUT_S)
         if result.returncode == recording.REFUSED:
             raise HttpError(400, refusal)
         if result.returncode != 0:
             raise HttpError(500, f"the screen cannot be recorded: {result.error[-300:].decode('utf-8', 'replace')}")
 
     def _wallpaper(self, _request):
-        result = self._jobs.run("exec", argv=[*_WALLPAPER, "picture-uri"], timeout_s=_WINDOW_TIMEOUT_S)
+        result = self._call([*_WALLPAPER, "picture-uri"])
+        if result.returncode != 0 and b"No such schema" not in result.error:
+            raise HttpError(500, f"the wallpaper cannot be asked for: {result.error[-300:].decode('utf-8', 'replace')}")
         uri = result.output.decode("utf-8", "replace").strip().strip("'")
-        if result.returncode != 0 or not uri.startswith("file://"):
+        # A path that is no URI shows nothing, but OSWorld takes it.
+        path = urllib.parse.unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri
+        if not path.startswith("/"):
             raise HttpError(404, "this desktop has no wallpaper")
-        return self._sent_file(urllib.parse.unquote(uri.removeprefix("file://")))
+        return self._sent_file(path)
 
     def _change_wallpaper(self, request):
         path = request.json().get("path")
         if not isinstance(path, str) or not path:
             raise HttpError(400, "Path not supplied!")
-        result = self._jobs.run("exec", argv=["realpath", "-e", "--", _at_home(path)], timeout_s=_WINDOW_TIMEOUT_S)
+        result = self._call(["realpath", "-e", "--", _at_home(path)])
         if result.returncode != 0:
             raise HttpError(404, f"File not found: {path}")
         uri = "file://" + urllib.parse.quote(result.output.decode("utf-8", "surrogateescape").removesuffix("\n"))
-        argv = ["gsettings", "set", *_WALLPAPER[2:], "picture-uri", uri]
-        result = self._jobs.run("exec", argv=argv, timeout_s=_WINDOW_TIMEOUT_S)
+        result = self._call(["gsettings", "set", *_WALLPAPER[2:], "picture-uri", uri])
         if result.returncode != 0:
             raise HttpError(500, f"the wallpaper is not changed: {result.error[-300:].decode('utf-8', 'replace')}")
         return Reply(b"Wallpaper changed successfully")
@@ -320,7 +334,7 @@ class Routes:
     # --- files ---
 
     def _desktop_path(self, _request):
-        result = self._jobs.run("exec", argv=["xdg-user-dir", "DESKTOP"], timeout_s=10.0)
+        result = self._call(["xdg-user-dir", "DESKTOP"])
         path = result.output.decode("utf-8", "replace").strip()
         # Without a configuration of its own, xdg-user-dir names the home or its Desktop folder.
         return json_reply({"desktop_path": path if path.rstrip("/") != "/home/user" else "/home/user/Desktop"})
@@ -360,9 +374,10 @@ class Routes:
             raise HttpError(400, "Path or URL not supplied!")
         target = _at_home(path)
         argv = ["curl", "-fsSL", "--retry", "2", "--create-dirs", "--proto", "=http,https", "-o", f"{target}.part"]
-        result = self._run_slow("exec", argv=[*argv, "--", url], timeout_s=_COMMAND_TIMEOUT_S)
-        if result.returncode == 0:
-            result = self._run_slow("exec", argv=["mv", "-f", "--", f"{target}.part", target], timeout_s=10.0)
+        with self._slot():
+            result = self._call([*argv, "--", url], _COMMAND_TIMEOUT_S)
+            if result.returncode == 0:
+                result = self._call(["mv", "-f", "--", f"{target}.part", target])
         if result.returncode != 0:
             raise HttpError(500, f"{url!r} is not downloaded: {result.error[-300:].decode('utf-8', 'replace')}")
         return Reply(b"File downloaded successfully")
