@@ -192,6 +192,16 @@ async def test_fault_of_the_guest_withholds_the_score(bench: Bench) -> None:
 
 
 @needs_root
+async def test_output_that_was_cut_withholds_the_score(bench: Bench) -> None:
+    """What a metric looks for, or what must not be there, may be in the rest. Text that looks like the mark is none."""
+    reply = {"status": "success", "output": "yes\n", "error": "", "returncode": 0}
+    with pytest.raises(CheckerError, match="printed more than the desktop's guest server passes on"):
+        await bench.score(RENAMED, Guest(lambda _: (200, {**reply, "output_truncated": True})))
+    alike = {**reply, "error": '", "output_truncated": true'}
+    assert await bench.score(RENAMED, Guest(lambda _: (200, alike))) == 1.0
+
+
+@needs_root
 async def test_recorded_transport_failure_withholds_the_score(bench: Bench) -> None:
     guest = Guest(lambda _: (502, {}))
     guest.failures.append("POST /execute: the guest server did not answer within 30 s")
