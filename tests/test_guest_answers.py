@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -42,6 +43,34 @@ async def gateway(desktop: Desktop, failures: list[str]) -> Any:
             nursery.cancel_scope.cancel()
     finally:
         os.close(netns)
+
+
+def test_python_answers_in_osworlds_fields(desktop: Desktop) -> None:
+    """Each refusal has `error`, which OSWorld's client reads: without it, it would run the code again."""
+    ask = partial(ask_json, desktop, "POST", "/run_python")
+    both = "import sys; print('out'); print('err', file=sys.stderr)"
+    status, answer = ask(code=both)
+    assert (status, answer["status"], answer["message"]) == (200, "success", "out\n\nerr\n")
+    assert (answer["need_more"], answer["output"], answer["error"], answer["return_code"]) == (
+        False,
+        "out\n",
+        "err\n",
+        0,
+    )
+    answer = ask(code="raise SystemExit(7)")[1]
+    assert (answer["status"], answer["return_code"], answer["error"]) == ("error", 7, "Process exited with code 7")
+    assert answer["message"] == answer["error"]
+    status, answer = ask(code="while True: pass", timeout=0.5)
+    assert (status, answer["error"], answer["output"]) == (500, "TimeoutExpired", None)
+    assert (answer["status"], answer["need_more"]) == ("error", False) and "timed out" in answer["message"]
+    status, answer = ask(code="")
+    assert (status, answer["message"], answer["error"]) == (400, "Code not supplied!", "Code not supplied!")
+
+
+def test_refusals_have_both_of_osworlds_words(desktop: Desktop) -> None:
+    for method, target, expected in (("POST", "/list_directory", 400), ("POST", "/file", 400), ("GET", "/none", 404)):
+        status, answer = ask_json(desktop, method, target, path="/nowhere")
+        assert (status, answer["status"]) == (expected, "error") and answer["error"] == answer["message"]
 
 
 def test_lines_end_in_one_way(desktop: Desktop) -> None:
