@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -77,6 +78,21 @@ def test_lines_end_in_one_way(desktop: Desktop) -> None:
     """OSWorld's server reads text, in which Python makes every line's end one kind."""
     assert desktop.execute("printf 'a\\r\\nb\\rc\\n'")["output"] == "a\nb\nc\n"
     assert ask_json(desktop, "POST", "/run_bash_script", script="printf 'a\\r\\n'")[1]["output"] == "a\n"
+
+
+def test_verifying_begins_after_the_command_and_asks_for_no_longer_than_osworld(desktop: Desktop) -> None:
+    """A slow command leaves the whole wait; one that verifies is cut off after 5 s and asked again."""
+    ask = partial(ask_json, desktop, "POST", "/execute_with_verification", shell=True, check_interval=0.1)
+    late = {"command_success": "test -e ~/later"}
+    status, answer = ask(
+        command="sleep 2; (sleep 1; touch ~/later) >/dev/null 2>&1 &", verification=late, max_wait_time=1.9
+    )
+    assert (status, answer["verification"]) == (200, "passed")
+    slow = {"command_success": "[ -e ~/asked ] || { touch ~/asked; sleep 60; }"}
+    began = time.monotonic()
+    assert ask(command="true", verification=slow, max_wait_time=20)[0] == 200
+    assert 4 < time.monotonic() - began < 15
+    assert "verification" not in ask(command="true")[1]
 
 
 @pytest.fixture
