@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import trio
-from test_guest_server import SECRET, Desktop, ask_json, desktop
+from test_guest_server import SECRET, Desktop, ask_json, desktop, wait_titles
 
 from drums_core.guest_client import GuestClient
 from drums_core.guest_gateway import serve_guest
@@ -133,3 +133,49 @@ async def test_a_checker_is_told_what_is_not_there(desktop: Desktop) -> None:
         assert failures == []
         assert (await ask("POST", "/execute", command=["sleep", "30"], timeout=0.3))[0] == 500
         assert len(failures) == 1 and "timed out" in failures[0]
+
+
+@pytest.fixture
+def stopped(desktop: Desktop) -> Iterator[str]:
+    """An application that does not answer; its process number."""
+    for name in ("stopped", "running"):
+        desktop.execute(f"echo x > ~/{name}.txt")
+        desktop.ask("POST", "/setup/launch", {"command": ["mousepad", "--disable-server", f"/home/user/{name}.txt"]})
+        wait_titles(desktop, lambda found, name=name: any(name in title for title in found))  # type: ignore[misc]
+    number = desktop.execute(["pgrep", "-f", "mousepad.*stopped.txt"])["output"].strip()
+    desktop.execute(["kill", "-STOP", number])
+    yield number
+    desktop.execute("pkill -CONT mousepad; pkill mousepad")
+
+
+async def test_a_checker_gets_a_whole_tree_or_none(desktop: Desktop, stopped: str) -> None:
+    """An agent gets what there is, with a word about what is missing."""
+    failures: list[str] = []
+    said = f"mousepad (process {stopped})"
+    async with gateway(desktop, failures) as ask:
+        status, answer = ask_json(desktop, "GET", "/accessibility")
+        assert (status, answer["unanswered"]) == (200, [said])
+        assert "running.txt" in answer["AT"] and "stopped.txt" not in answer["AT"]
+        status, answer = await ask("GET", "/accessibility")
+        assert status == 500 and f"{said} does not answer" in answer["message"], answer
+        assert len(failures) == 1 and said in failures[0]
+        # An application that is only busy is waited for, longer than an agent is.
+        desktop.execute(f"(sleep 3; kill -CONT {stopped}) >/dev/null 2>&1 &")
+        status, answer = await ask("GET", "/accessibility")
+        assert (status, list(answer)) == (200, ["AT"]) and "stopped.txt" in answer["AT"]
+        assert len(failures) == 1
+
+
+async def test_a_checker_is_told_of_a_terminal_that_cannot_be_read(desktop: Desktop, stopped: str) -> None:
+    """None there is null; and another program that hangs is no matter."""
+    failures: list[str] = []
+    async with gateway(desktop, failures) as ask:
+        assert await ask("GET", "/terminal") == (200, {"output": None, "status": "success"})
+        desktop.execute("cp /bin/sleep ~/gnome-terminal-; (exec ~/gnome-terminal- 60) >/dev/null 2>&1 &")
+        status, answer = ask_json(desktop, "GET", "/terminal")
+        assert (status, answer["output"], answer["unanswered"]) == (200, None, ["gnome-terminal-server"])
+        assert failures == []
+        status, answer = await ask("GET", "/terminal")
+        assert status == 500 and "gnome-terminal-server does not answer" in answer["message"], answer
+        assert len(failures) == 1
+    desktop.execute("pkill gnome-terminal")

@@ -14,6 +14,8 @@ from drums_core.model import Reward, SetupStep, Task
 
 pytestmark = requires("root", "criu")
 
+LETTER = "until wmctrl -l | grep -q letter.txt; do sleep 0.1; done"
+
 
 def task(result: dict[str, Any], *steps: SetupStep, postconfig: list[Any] | None = None) -> Task:
     evaluator = {
@@ -36,9 +38,12 @@ def verified(what: Task, act: str) -> Scenario:
 
 OWN = {"type": "vm_command_line", "command": ["/home/user/own-program"]}
 GONE = [{"type": kind, "parameters": {"command": ["/home/user/own-program"]}} for kind in ("execute", "launch")]
+EDITOR = SetupStep("launch", {"command": ["mousepad", "/home/user/letter.txt"]})
+SHOWN = SetupStep("execute", {"command": LETTER, "shell": True})
 SCENARIOS: dict[str, Scenario] = {
     "never made": verified(task(OWN, postconfig=GONE), "true"),
     "made": verified(task(OWN), "printf '#!/bin/sh\\necho letter.txt\\n' > ~/own-program; chmod +x ~/own-program"),
+    "stopped": verified(task({"type": "accessibility_tree"}, EDITOR, SHOWN), "pkill -STOP mousepad"),
 }
 
 
@@ -53,6 +58,13 @@ def test_a_program_that_the_agent_did_not_make_scores_0(played: Played) -> None:
     assert (reward.score, reward.checker_error) == (0.0, None)
     assert [x.partition(":")[0] for x in reward.provenance["graded"]["notes"]] == ["execute", "launch"]
     assert played["made"].score == 1.0, played["made"].checker_error
+
+
+def test_an_application_that_does_not_answer_gives_no_score(played: Played) -> None:
+    """Without its part of the tree it would be 0, and the application is named."""
+    reward = played["stopped"]
+    assert reward.score is None
+    assert "mousepad (process" in reward.checker_error and "does not answer" in reward.checker_error
 
 
 def test_nothing_is_left(played: Played) -> None:

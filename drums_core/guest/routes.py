@@ -26,6 +26,8 @@ _OPEN_POLL_S = 0.2
 _A11Y = ["/usr/bin/python3", "-I", "/opt/drums/guest/a11y.py"]
 _WALLPAPER = ["gsettings", "get", "org.gnome.desktop.background"]
 _MAX_TIMEOUT_S = 3600.0
+# The query of a request for an accessibility tree or a terminal's text of which nothing may be left out.
+_WHOLE = "whole"
 _STATUS_OF = {"absent": 404, "unsuitable": 400, "failed": 500}
 
 
@@ -343,21 +345,32 @@ class Routes:
             raise HttpError(500, f"the wallpaper is not changed: {result.error[-300:].decode('utf-8', 'replace')}")
         return Reply(b"Wallpaper changed successfully")
 
-    def _terminal(self, _request):
+    def _terminal(self, request):
         # OSWorld reads the text of GNOME's terminal only; without that one the answer is null, and quick.
-        found = self._jobs.run("exec", argv=["pgrep", "-x", "gnome-terminal-"], timeout_s=_WINDOW_TIMEOUT_S)
-        output = json.loads(self._ask_a11y("terminal")) if found.returncode == 0 else None
-        return json_reply({"output": output, "status": "success"})
+        found = self._call(["pgrep", "-x", "gnome-terminal-"])
+        if found.returncode == 1:
+            return json_reply({"output": None, "status": "success"})
+        if found.returncode != 0:
+            raise HttpError(500, f"the processes cannot be listed: {_printed(found.error[-300:])}")
+        text, marks = self._ask_a11y("terminal", request)
+        return json_reply({"output": json.loads(text), "status": "success", **marks})
 
-    def _accessibility(self, _request):
-        return json_reply({"AT": self._ask_a11y("tree").decode("utf-8", "replace")})
+    def _accessibility(self, request):
+        tree, marks = self._ask_a11y("tree", request)
+        return json_reply({"AT": tree.decode("utf-8", "replace"), **marks})
 
-    def _ask_a11y(self, what):
-        result = self._run_slow("exec", argv=[*_A11Y, what], timeout_s=_A11Y_TIMEOUT_S)
+    def _ask_a11y(self, what, request):
+        """What a11y.py prints, and a field about the programs that did not answer, when there are any."""
+        whole = request.query == _WHOLE
+        argv = [*_A11Y, what, *(["whole"] if whole else [])]
+        with self._slot():
+            result = self._call(argv, _PATIENT_A11Y_TIMEOUT_S if whole else _A11Y_TIMEOUT_S)
         if result.returncode != 0 or result.output_truncated:
             message = result.error[-500:].decode("utf-8", "replace").strip()
             raise HttpError(500, f"the accessibility tree cannot be read: {message}")
-        return bytes(result.output)
+        head, _, answer = bytes(result.output).partition(b"\n")
+        marks = json.loads(head)
+        return answer, marks if marks["unanswered"] else {}
 
     # --- files ---
 

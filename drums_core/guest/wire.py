@@ -51,6 +51,11 @@ class Request:
         """The target without its query."""
         return urllib.parse.urlsplit(self.target).path
 
+    @property
+    def query(self):
+        """What follows the target's question mark."""
+        return urllib.parse.urlsplit(self.target).query
+
     def json(self):
         """The body as a JSON object.
 
