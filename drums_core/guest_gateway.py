@@ -2,7 +2,8 @@
 
 Every request is made anew with a signature, and only what its proof covers comes back: status, content type and body.
 What could not be asked is noted here, outside the worker: OSWorld's code swallows transport errors into zeros, and a
-score must be withheld then.
+score must be withheld then. The guest server tells by its status: what begins with 5 is that, what begins with 4 (no
+such file, program or window) is a fact about the desktop, which the checker sees.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from drums.errors import CheckerError, GuestError
 from drums_core.guest_client import Response
 
 MAX_REQUEST_BYTES = 64 << 20
+# An agent gets what there is of these, a checker all or nothing: a program that is only busy would be no evidence.
+_WHOLE = {x: f"{x}?whole" for x in ("/accessibility", "/terminal")}
 
 
 LIVING = "X-Drums-Living"
@@ -83,7 +86,7 @@ async def _one_request(ask: AskGuest, stream: trio.SocketStream, failures: list[
     passed_on = {name.lower().encode(): name for name in ("Content-Type", LIVING)}
     headers = [(passed_on[k], v.decode("latin-1")) for k, v in request.headers if k in passed_on]
     try:
-        reply = await ask(method, target, bytes(body), headers)
+        reply = await ask(method, _WHOLE.get(target, target), bytes(body), headers)
         status, content_type, content = reply.status, reply.content_type, reply.body
         if status >= 500:
             failures.append(f"{method} {target}: the guest server answered {status}: {content[:200]!r}")

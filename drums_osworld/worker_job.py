@@ -36,6 +36,8 @@ KEPT = "/drums/files/cache"
 COMPARED = "/drums/files/compared"
 
 _TYPED_EMPTY = re.compile(r"@a\S* (\[\]|\{\})")
+# A field of the reply, which no text in it can look like: there, its quotes are escaped.
+_CUT = re.compile(rb'(?<!\\)"(output|error)_truncated": true')
 BROKEN: list[str] = []
 HOSTILE: list[str] = []  # what the desktop said where only an agent can have put it
 _phase = {"importing": False}
@@ -280,6 +282,9 @@ def guard_network(fetched: Mapping[str, Mapping[str, str]]) -> None:
             response = original(self, request, **options)
         except failure as e:
             raise broken(f"{request.method} {request.url} failed: {type(e).__name__}: {e}") from e
+        if request.url == f"http://{GUEST[0]}:{GUEST[1]}/execute" and _CUT.search(response.content):
+            # OSWorld's server passes on all of it: what a metric looks for may be in the rest.
+            raise broken("a command printed more than the desktop's guest server passes on")
         if request.url.startswith(f"http://{GUEST[0]}:{VLC_PORT}/") and response.status_code != 200:
             # Its page is there or it is not: another program, or a password that is not the task's.
             raise broken(

@@ -43,7 +43,7 @@ def test_a_command_is_verified_by_a_window(desktop: Desktop) -> None:
         "/setup/execute_with_verification",
         command=command,
         shell=True,
-        verification={"window_exists": "seen by all"},
+        verification={"window_exists": "Seen by ALL"},
         max_wait_time=30,
         check_interval=0.1,
     )
@@ -64,6 +64,7 @@ def test_a_verification_that_never_comes_is_an_error(desktop: Desktop) -> None:
             check_interval=0.1,
         )
         assert (status, answer["status"], answer["output"]) == (500, "verification_failed", "x\n")
+        assert (answer["verification"], answer["wait_time"]) == ("failed", 0.3)
     assert refusal(desktop, "POST", "/execute_with_verification", command=["true"], verification=[])[0] == 400
     assert refusal(desktop, "POST", "/execute_with_verification", command=["true"], max_wait_time="x")[0] == 400
 

@@ -16,12 +16,14 @@ import trio
 from requires import requires
 from worker_bench import workers
 
-from drums.errors import CheckerError, ConfigError, GuestError, PrerequisiteError, SetupFailed, VerifierNotFound
+from drums.errors import CheckerError, GuestError, SetupFailed
 from drums_core.abc import CheckContext
 from drums_core.config import HostConfig
+from drums_core.guest_client import Response
+from drums_core.guest_gateway import serve_guest
 from drums_core.model import SetupStep, Task
 from drums_osworld import worker_job
-from drums_osworld.checker import OSWorldChecker, checkout_commit
+from drums_osworld.checker import OSWorldChecker
 from drums_verifiers.worker import Job, Worker
 
 needs_root = requires("root")
@@ -140,7 +142,7 @@ class Bench:
             raise self.fault
 
     async def score(
-        self, evaluator: Mapping[str, Any], guest: Guest, last_action: str | None = None, **options: Any
+        self, evaluator: Mapping[str, Any], guest: Guest | Gateway, last_action: str | None = None, **options: Any
     ) -> float:
         context = CheckContext(
             task(evaluator), last_action, guest.serve, guest.failures, self._run, self.scratch, **options
@@ -163,6 +165,21 @@ async def test_exact_match_scores_what_the_desktop_says(bench: Bench) -> None:
     assert await bench.score(RENAMED, Guest(says("no\n"))) == 0.0
     assert await bench.score(RENAMED, Guest(says("yes"))) == 0.0
     assert "desktop_env.evaluators" not in sys.modules
+
+
+@attrs.define
+class Gateway:
+    """The gateway that a host puts before a desktop; here it asks a guest server of this test."""
+
+    status: int
+    failures: list[str] = attrs.field(factory=list)
+
+    async def serve(self, fd: int) -> None:
+        await serve_guest(self._ask, fd, self.failures)
+
+    async def _ask(self, method: str, target: str, body: bytes = b"", headers: object = ()) -> Response:
+        await trio.lowlevel.checkpoint()
+        return Response(self.status, "application/json", b'{"status": "error", "message": "no"}')
 
 
 @needs_root
@@ -188,7 +205,24 @@ def maps(pid: int) -> str:
 
 @needs_root
 async def test_refusal_of_the_guest_scores_as_osworld_does(bench: Bench) -> None:
-    assert await bench.score(RENAMED, Guest(lambda _: (500, {"status": "error", "message": "no"}))) == 0.0
+    """A program that is not there, which is a fact about the desktop: as in production, by the gateway."""
+    assert await bench.score(RENAMED, Gateway(404)) == 0.0
+
+
+@needs_root
+async def test_fault_of_the_guest_withholds_the_score(bench: Bench) -> None:
+    with pytest.raises(CheckerError, match="could not ask the desktop: POST /execute: the guest server answered 500"):
+        await bench.score(RENAMED, Gateway(500))
+
+
+@needs_root
+async def test_output_that_was_cut_withholds_the_score(bench: Bench) -> None:
+    """What a metric looks for, or what must not be there, may be in the rest. Text that looks like the mark is none."""
+    reply = {"status": "success", "output": "yes\n", "error": "", "returncode": 0}
+    with pytest.raises(CheckerError, match="printed more than the desktop's guest server passes on"):
+        await bench.score(RENAMED, Guest(lambda _: (200, {**reply, "output_truncated": True})))
+    alike = {**reply, "error": '", "output_truncated": true'}
+    assert await bench.score(RENAMED, Guest(lambda _: (200, alike))) == 1.0
 
 
 @needs_root
@@ -386,128 +420,3 @@ async def test_what_a_worker_answers_is_checked(bench: Bench, monkeypatch: pytes
         monkeypatch.setattr(Worker, "answer", told)
         with pytest.raises(CheckerError):
             await bench.score(RENAMED, Guest(says("")))
-
-
-def test_the_commit_of_a_checkout(tmp_path: Path) -> None:
-    """A branch's, a packed one's, a detached one; of the folder or the one above; none where there is none."""
-    git = tmp_path / ".git"
-    (git / "refs/heads").mkdir(parents=True)
-    assert checkout_commit(None) is None and checkout_commit(tmp_path) is None
-    (git / "HEAD").write_text("ref: refs/heads/main\n")
-    assert checkout_commit(tmp_path) is None
-    (git / "packed-refs").write_text(f"# pack-refs\n{'a' * 40} refs/heads/main\n")
-    assert checkout_commit(tmp_path) == "a" * 40
-    (git / "refs/heads/main").write_text("b" * 40 + "\n")
-    assert checkout_commit(tmp_path) == checkout_commit(tmp_path / "inside") == "b" * 40
-    (git / "HEAD").write_text("c" * 40 + "\n")
-    assert checkout_commit(tmp_path) == "c" * 40
-
-
-def test_validate_names_the_nearest() -> None:
-    checker = OSWorldChecker(HostConfig())
-    checker.validate(task(RENAMED))
-    checker.validate(task({"func": "infeasible"}))
-    with pytest.raises(VerifierNotFound, match="exact_match"):
-        checker.validate(task({**RENAMED, "func": "exact_mach"}))
-    with pytest.raises(VerifierNotFound, match="vm_command_line"):
-        checker.validate(task({**RENAMED, "result": {"type": "vm_comand_line"}}))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"func": []},
-        {"func": ["exact_match", 1]},
-        {"conj": "xor"},
-        {"func": ["exact_match"]},
-        {"result": {}},
-        {"result": {"type": 3}},
-        {"expected": [{"type": "rule"}]},
-        {"options": [{}]},
-        {"postconfig": [{"parameters": {}}]},
-        {"postconfig": {}},
-    ],
-)
-def test_evaluator_that_does_not_fit_together_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"\$\.evaluator") as info:
-        OSWorldChecker(HostConfig()).validate(task({**RENAMED, **change}))
-    assert "$.evaluator" in info.value.path
-
-
-def test_missing_package_is_a_prerequisite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(PrerequisiteError, match=r"pip install --no-deps desktop-env==1\.0\.2"):
-        OSWorldChecker(HostConfig()).validate(task(RENAMED))
-
-
-def test_provenance_names_version_and_files() -> None:
-    made = OSWorldChecker(HostConfig()).provenance(task(RENAMED))
-    assert made["functions"] == ["exact_match"]
-    assert made["desktop_env"] == "1.0.2"
-    assert set(made["files"]) == {
-        "desktop_env/evaluators/metrics/general.py",
-        "desktop_env/evaluators/getters/general.py",
-        "desktop_env/evaluators/getters/misc.py",
-    }
-
-
-def test_checkout_comes_before_the_installed_package(tmp_path: Path) -> None:
-    checker = OSWorldChecker(HostConfig(osworld=make_checkout(tmp_path)))
-    checker.validate(task({"func": "mine", "result": {"type": "x"}}))
-    with pytest.raises(VerifierNotFound):
-        checker.validate(task(RENAMED))
-
-
-# Evaluation itself, on functions of this test.
-
-
-def absent(env: object, config: Mapping[str, Any]) -> Any:
-    raise FileNotFoundError(config["value"])
-
-
-GETTERS: dict[str, Callable[..., Any]] = {"is": lambda env, config: config["value"], "absent": absent}
-METRICS: dict[str, Callable[..., Any]] = {
-    "same": lambda result, expected, factor=1: factor * (1.0 if result == expected else 0.0),
-    "itself": lambda result, factor=1: result * factor,
-}
-
-
-def evaluate(evaluator: dict[str, Any]) -> Any:
-    return worker_job.evaluate(evaluator, None, METRICS, GETTERS)
-
-
-def values(*xs: Any) -> list[dict[str, Any]]:
-    return [{"type": "absent" if x is None else "is", "value": x} for x in xs]
-
-
-@pytest.mark.parametrize(
-    ("conj", "results", "score"),
-    [
-        ("and", (1.0, 0.5), 0.75),
-        ("and", (1.0, 0.0, 1.0), 0),
-        ("and", (0.5, None), 0),
-        ("and", (True, True), 1.0),
-        ("or", (0.2, 0.6), 0.6),
-        ("or", (0.0, 1.0, 5.0), 1),
-        ("or", (0.3, None), 0.3),
-    ],
-)
-def test_several_functions(conj: str, results: tuple[Any, ...], score: float) -> None:
-    evaluator = {"func": ["itself"] * len(results), "conj": conj, "result": values(*results)}
-    assert evaluate(evaluator) == score
-
-
-def test_options_and_absence_of_one_function() -> None:
-    result, expected = values(2, 2)
-    assert evaluate({"func": "same", "result": result, "expected": expected, "options": {"factor": 0.5}}) == 0.5
-    assert evaluate({"func": "itself", "result": values(0.5)[0], "expected": {}}) == 0.5
-    assert evaluate({"func": "itself", "result": values(None)[0]}) == 0
-    several = {"func": ["itself"] * 2, "result": values(0.5, 0.5), "options": [{"factor": 2}, None]}
-    assert evaluate(several) == 0.75
-
-
-def test_only_the_results_absence_scores() -> None:
-    with pytest.raises(FileNotFoundError):
-        evaluate({"func": "same", "result": values(1)[0], "expected": values(None)[0]})
-    with pytest.raises(UnboundLocalError):  # as in OSWorld: there is no result that could be judged
-        evaluate({"func": ["itself"], "conj": "or", "result": values(None)})

@@ -86,6 +86,11 @@ def test_osworlds_controllers_drive_a_desktop(played: Played) -> None:
     assert results["setup"] is True
     assert results["python"]["output"] == "700 500\n"
     assert results["script"]["output"] == "42\n"
+    failing, slow = results["failing script"], results["slow script"]
+    assert (failing["status"], failing["output"], failing["return_code"]) == ("error", "a\n", 7)
+    assert failing["error"] == "Process exited with code 7" and failing["message"].startswith("a\n")
+    # Told by the server, and so not run again: without `error` in the answer the controller would.
+    assert (slow["status"], slow["error"], results["slow scripts"]) == ("error", "TimeoutExpired", 1)
     assert (results["bash"]["output"], results["bash"]["returncode"]) == ("960\n", 3)
     assert "typed by the controller" in results["terminal"].splitlines()[1]
     below = {"type": "directory", "name": "below", "children": [{"type": "file", "name": "leaf"}]}
@@ -97,7 +102,7 @@ def test_osworlds_controllers_drive_a_desktop(played: Played) -> None:
     assert results["wallpaper"].endswith("of b'\\x89PNG'")
     assert results["accessibility"] == ["gnome-shell", "gnome-terminal-server"]
     assert results["film"] == "ftyp" and results["kept"]
-    assert found["failures"] == []
+    assert len(found["failures"]) == 1 and "timed out after 1 seconds" in found["failures"][0]
 
 
 def test_steps_about_tabs(played: Played) -> None:

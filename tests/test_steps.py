@@ -105,6 +105,8 @@ class Context:
     async def launch(self, command: str | Sequence[str], *, shell: bool = False) -> None:
         await trio.lowlevel.checkpoint()
         self.calls.append(("launch", command, shell))
+        if isinstance(self.results[0], Exception):
+            raise self.results[0]
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -250,6 +252,19 @@ async def test_placeholders_are_filled_in_commands_only() -> None:
 )
 def test_which_commands_provide(line: str | tuple[str, ...], answer: bool) -> None:
     assert provisions(Command(line)) is answer
+
+
+@pytest.mark.parametrize("step", [Execute(), Launch()])
+async def test_a_program_that_is_not_there_is_the_images_fault_until_an_agent_has_acted(step: Step) -> None:
+    parameters = {"command": ["/home/user/own"], **({"stdout": "kept"} if isinstance(step, Execute) else {})}
+    absent = GuestError("No such file or directory: '/home/user/own'", guest_status=404)
+    with pytest.raises(GuestError):
+        await run(step, parameters, Context([absent]))
+    context = Context([absent], has_acted=True)
+    await run(step, parameters, context)
+    assert len(context.notes) == 1 and "No such file" in context.notes[0] and context.kept == {}
+    with pytest.raises(GuestError):  # out of time, or not asked at all
+        await run(step, parameters, Context([GuestError("timed out", guest_status=500)], has_acted=True))
 
 
 async def test_failed_command_is_noted_and_failed_sudo_stops() -> None:

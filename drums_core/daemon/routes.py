@@ -361,9 +361,10 @@ async def _port(call: Call) -> Answer:
 
 @attrs.frozen
 class AccessibilityTree:
-    """The accessibility tree as XML."""
+    """The accessibility tree as XML, and the programs whose part of it is not whole: they did not answer in time."""
 
     AT: str
+    unanswered: list[str] = attrs.field(factory=list)
 
 
 def _slot_call(name: str, summary: str, handler: Any, answer: Any, body: type, **more: Any) -> Operation:

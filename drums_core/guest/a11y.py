@@ -4,10 +4,15 @@
 It is a program of its own, because the libraries that ask the accessibility bus keep threads and connections, and
 because everything they answer is of the agent's making: another process could not be trusted any more afterwards.
 Whatever a program of the desktop says, this comes to an end: depth, width, number of nodes, length and time are
-bounded, and where something was left out the root says so in `truncated`.
+bounded, and where something was left out the root says so in `truncated`. A program that does not answer costs its
+part.
 
-    a11y.py tree        the tree of all applications
-    a11y.py terminal    the text of the active GNOME terminal's tab with the focus, as JSON; null when there is none
+    a11y.py tree [whole]        the tree of all applications
+    a11y.py terminal [whole]    the text of the active GNOME terminal's tab with the focus, as JSON; null without one
+
+The first line is a JSON object: `unanswered` lists the programs that did not answer. `whole` is for a checker, who
+must not take what was left out for evidence: programs are given more time, and where something is missing all the same,
+this ends with 1 and says what on standard error.
 """
 
 import contextlib
@@ -37,8 +42,8 @@ _MAX_NODES = 30_000
 _MAX_BYTES = 6 << 20
 _MAX_TEXT = 200_000
 _MAX_VALUE = 8192
-_TIME_S = 20.0
-_CALL_MS = 800
+_TIME_S, _PATIENT_TIME_S = 20.0, 60.0
+_CALL_MS, _PATIENT_CALL_MS = 800, 10_000
 # A spreadsheet's table has a child for each cell there could be; beyond these nothing was ever shown.
 _MAX_BLANK = 500
 
@@ -49,10 +54,74 @@ _NAMES = {}
 with contextlib.suppress(FileNotFoundError), open("/opt/drums/application-names", encoding="utf-8") as _lines:
     _NAMES.update(line.rstrip("\n").split("=", 1) for line in _lines if "=" in line)
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]")
+_TERMINAL = "gnome-terminal-server"
 
 
 class _Full(Exception):
     """A bound was reached."""
+
+
+class _NotWhole(Exception):
+    """Something is missing in an answer that is to be whole."""
+
+
+class _Asking:
+    """Calls what other programs answer, and remembers those that did not.
+
+    It goes by how long a call took, and not by its error: for some the library makes up an answer.
+
+    Args:
+        whole: what is not answered ends the program.
+    """
+
+    def __init__(self, whole):
+        self.whole = whole
+        self.limit_ms = _PATIENT_CALL_MS if whole else _CALL_MS
+        self.application = None  # the one that is looked at; None is the registry of them
+        self.unanswered = []
+
+    def __call__(self, function, *arguments):
+        """What a call returns.
+
+        Raises:
+            GLib.Error: that is the answer, or there is none.
+            _NotWhole: there is none, and there must be.
+        """
+        began = time.monotonic()
+        try:
+            return function(*arguments)
+        finally:
+            # A clock's tick less: the time-out is the library's.
+            if (time.monotonic() - began) * 1000 >= self.limit_ms - 20:
+                self.missed(_said_of(self.application))
+
+    def missed(self, program):
+        """Notes that a program did not answer."""
+        if program not in self.unanswered:
+            self.unanswered.append(program)
+        if self.whole:
+            raise _NotWhole(f"{program} does not answer")
+
+
+_ask = _Asking(whole=sys.argv[2:] == ["whole"])
+
+
+def _process(application):
+    """An application's process number and name: the bus knows it, and the application need not answer."""
+    try:
+        pid = application.get_process_id()
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return pid, file.read().strip()
+    except (GLib.Error, OSError):
+        return None
+
+
+def _said_of(application):
+    """An application in words."""
+    if application is None:
+        return "the accessibility registry"
+    process = _process(application)
+    return f"{process[1]} (process {process[0]})" if process else "an application"
 
 
 class _Writer:
@@ -62,7 +131,7 @@ class _Writer:
         self._parts = []
         self._size = 0
         self._nodes = 0
-        self._deadline = time.monotonic() + _TIME_S
+        self._deadline = time.monotonic() + (_PATIENT_TIME_S if _ask.whole else _TIME_S)
         self.truncated = ""
 
     def check(self):
@@ -103,37 +172,41 @@ def _local_name(text):
 
 def _interfaces(node):
     with contextlib.suppress(GLib.Error):
-        return set(node.get_interfaces())
+        return set(_ask(node.get_interfaces))
     return set()
 
 
 def _states(node):
-    return [state.value_nick.replace("-", "_") for state in node.get_state_set().get_states()]
+    return [state.value_nick.replace("-", "_") for state in _ask(node.get_state_set).get_states()]
 
 
 def _text_of(node, interfaces):
     if "Text" not in interfaces:
         return ""
     with contextlib.suppress(GLib.Error):
-        count = Atspi.Text.get_character_count(node)
-        text = Atspi.Text.get_text(node, 0, min(count, _MAX_TEXT)) or ""
-        # Stands for something that is no text.
-        return text.replace("\ufffc", "").replace("\ufffd", "")
+        return _read_text(node)
     return ""
+
+
+def _read_text(node):
+    count = _ask(Atspi.Text.get_character_count, node)
+    text = _ask(Atspi.Text.get_text, node, 0, min(count, _MAX_TEXT)) or ""
+    # Stands for something that is no text.
+    return text.replace("\ufffc", "").replace("\ufffd", "")
 
 
 def _attributes(node, interfaces, states):
     """The element's attributes by their names with prefixes; the first one of each name counts."""
-    found = {"name": node.get_name() or ""}
+    found = {"name": _ask(node.get_name) or ""}
     for state in states:
         found[f"st:{_local_name(state)}"] = "true"
     with contextlib.suppress(GLib.Error):
-        for name, value in (node.get_attributes() or {}).items():
+        for name, value in (_ask(node.get_attributes) or {}).items():
             if name:
                 found.setdefault(f"attr:{_local_name(name)}", value or "")
     if "Component" in interfaces and "visible" in states and "showing" in states:
         with contextlib.suppress(GLib.Error):
-            box = Atspi.Component.get_extents(node, Atspi.CoordType.SCREEN)
+            box = _ask(Atspi.Component.get_extents, node, Atspi.CoordType.SCREEN)
             found["cp:screencoord"] = str((box.x, box.y))
             found["cp:size"] = str((box.width, box.height))
     if "Image" in interfaces:
@@ -148,28 +221,29 @@ def _attributes(node, interfaces, states):
             ("step", Atspi.Value.get_minimum_increment),
         ):
             with contextlib.suppress(GLib.Error):
-                found[f"val:{name}"] = str(ask(node))
+                found[f"val:{name}"] = str(_ask(ask, node))
     if "Action" in interfaces:
         with contextlib.suppress(GLib.Error):
-            for index in range(min(Atspi.Action.get_n_actions(node), 64)):
-                name = _NO_NAME.sub("-", (Atspi.Action.get_action_name(node, index) or "").replace(" ", "-"))
-                found.setdefault(f"act:{name}_desc", Atspi.Action.get_action_description(node, index) or "")
-                found.setdefault(f"act:{name}_kb", Atspi.Action.get_key_binding(node, index) or "")
+            for index in range(min(_ask(Atspi.Action.get_n_actions, node), 64)):
+                name = _NO_NAME.sub("-", (_ask(Atspi.Action.get_action_name, node, index) or "").replace(" ", "-"))
+                found.setdefault(f"act:{name}_desc", _ask(Atspi.Action.get_action_description, node, index) or "")
+                found.setdefault(f"act:{name}_kb", _ask(Atspi.Action.get_key_binding, node, index) or "")
     return found
 
 
 def _role(node):
     with contextlib.suppress(GLib.Error):
-        return (node.get_role_name() or "").strip() or "unknown"
+        return (_ask(node.get_role_name) or "").strip() or "unknown"
     return "unknown"
 
 
 def _write_node(out, node, depth, in_spreadsheet):
     """One element with all below it. A program that does not answer costs its part of the tree, and no more."""
     out.check()
-    interfaces = _interfaces(node)
     try:
+        # One call, and so the first: the next makes one for each interface, and each waits for a program that hangs.
         states = _states(node)
+        interfaces = _interfaces(node)
         attributes = _attributes(node, interfaces, states)
     except GLib.Error:
         return
@@ -191,12 +265,12 @@ def _write_node(out, node, depth, in_spreadsheet):
 
 def _children(node):
     try:
-        count = node.get_child_count()
+        count = _ask(node.get_child_count)
     except GLib.Error:
         return
     for index in range(min(count, _MAX_WIDTH)):
         with contextlib.suppress(GLib.Error):
-            child = node.get_child_at_index(index)
+            child = _ask(node.get_child_at_index, index)
             if child is not None:
                 yield child
 
@@ -204,12 +278,12 @@ def _children(node):
 def _shown_cells(table):
     """The cells of a spreadsheet that can be seen: one block of rows and columns, looked for from the top left."""
     try:
-        rows, columns = Atspi.Table.get_n_rows(table), Atspi.Table.get_n_columns(table)
+        rows, columns = _ask(Atspi.Table.get_n_rows, table), _ask(Atspi.Table.get_n_columns, table)
         first = None
         for row in range(rows):
             shown = 0
             for column in range(first or 0, columns):
-                cell = table.get_child_at_index(row * columns + column)
+                cell = _ask(table.get_child_at_index, row * columns + column)
                 if cell is not None and "showing" in _states(cell):
                     first = column if first is None else first
                     shown += 1
@@ -223,7 +297,19 @@ def _shown_cells(table):
 
 
 def _applications():
-    return _children(Atspi.get_desktop(0))
+    """Every application; while one is looked at, what is not answered counts as its."""
+    desktop = Atspi.get_desktop(0)
+    count = -1  # what the library says when there is no answer and no error
+    with contextlib.suppress(GLib.Error):
+        count = _ask(desktop.get_child_count)
+    if count < 0:
+        _ask.missed(_said_of(None))
+    for index in range(min(count, _MAX_WIDTH)):
+        _ask.application = None
+        with contextlib.suppress(GLib.Error):
+            _ask.application = _ask(desktop.get_child_at_index, index)
+        if _ask.application is not None:
+            yield _ask.application
 
 
 def _tree():
@@ -231,19 +317,33 @@ def _tree():
     with contextlib.suppress(_Full):
         for application in _applications():
             _write_node(out, application, 1, in_spreadsheet=False)
+    if out.truncated and _ask.whole:
+        raise _NotWhole(f"the tree is cut off: {out.truncated}")
     return out.document()
 
 
 def _terminal():
-    """The text of the focused tab of GNOME's terminal when its window is the active one; None otherwise."""
+    """The text of the focused tab of GNOME's terminal when its window is the active one; None otherwise.
+
+    It is called when such a terminal runs. Other applications are not asked: they may hang.
+    """
+    seen = False
     for application in _applications():
-        with contextlib.suppress(GLib.Error):
-            if application.get_name() != "gnome-terminal-server":
+        process = _process(application)
+        if process is not None and process[1] != _TERMINAL[:15]:  # the kernel cuts names
+            continue
+        try:
+            if _ask(application.get_name) != _TERMINAL:
                 continue
+            seen = True
             frames = [frame for frame in _children(application) if "active" in _states(frame)]
             tabs = [tab for frame in frames for tab in _below(frame) if "focused" in _states(tab)]
             if len(tabs) == 1:
-                return _text_of(tabs[0], {"Text"}).rstrip()
+                return _read_text(tabs[0]).rstrip()
+        except GLib.Error:
+            _ask.missed(_said_of(application))
+    if not seen:
+        _ask.missed(_TERMINAL)
     return None
 
 
@@ -258,9 +358,13 @@ def _below(node, depth=0):
 def main():
     """Prints what the argument asks for."""
     Atspi.init()
-    Atspi.set_timeout(_CALL_MS, _CALL_MS)
-    answer = _tree() if sys.argv[1:] == ["tree"] else json.dumps(_terminal())
-    sys.stdout.buffer.write(answer.encode("utf-8", "replace"))
+    Atspi.set_timeout(_ask.limit_ms, _ask.limit_ms)
+    try:
+        answer = _tree() if sys.argv[1] == "tree" else json.dumps(_terminal())
+    except _NotWhole as error:
+        sys.exit(str(error))
+    head = json.dumps({"unanswered": _ask.unanswered})
+    sys.stdout.buffer.write(f"{head}\n{answer}".encode("utf-8", "replace"))
 
 
 if __name__ == "__main__":

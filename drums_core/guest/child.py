@@ -24,6 +24,8 @@ from guest import kernel, windows
 from guest.identity import ENVIRONMENT, GROUPS, HOME, USER_GID, USER_UID
 
 _CHUNK = 1 << 20
+# No program can be run by that name: a fact about the desktop, no failure to ask it.
+_NO_PROGRAM = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 class Refused(Exception):
@@ -99,12 +101,13 @@ def _exec(_status, _data, argv):
     try:
         os.execvpe(argv[0], argv, os.environ)
     except OSError as error:
-        raise Refused("failed", _of_program(error, argv)) from error
+        raise Refused(*_of_program(error, argv)) from error
 
 
 def _of_program(error, argv):
-    """The error's text with the program that was asked for, and not the last place that was looked at."""
-    return str(OSError(error.errno, error.strerror, argv[0]))
+    """The error's kind, and its text with the program that was asked for, and not the last place that was looked at."""
+    kind = "absent" if error.errno in _NO_PROGRAM else "failed"
+    return kind, str(OSError(error.errno, error.strerror, argv[0]))
 
 
 def _launch(_status, _data, argv):
@@ -117,7 +120,7 @@ def _launch(_status, _data, argv):
             os.dup2(0, 2)
             os.execvpe(argv[0], argv, os.environ)
         except OSError as error:
-            os.write(writer, _of_program(error, argv).encode("utf-8", "replace"))
+            os.write(writer, json.dumps(_of_program(error, argv)).encode())
         finally:
             os._exit(127)
     os.close(writer)
@@ -125,7 +128,7 @@ def _launch(_status, _data, argv):
     with open(reader, "rb") as file:
         failure = file.read()
     if failure:
-        raise Refused("failed", failure.decode("utf-8", "replace"))
+        raise Refused(*json.loads(failure))
     return 0
 
 

@@ -51,6 +51,11 @@ class Request:
         """The target without its query."""
         return urllib.parse.urlsplit(self.target).path
 
+    @property
+    def query(self):
+        """What follows the target's question mark."""
+        return urllib.parse.urlsplit(self.target).query
+
     def json(self):
         """The body as a JSON object.
 
@@ -92,8 +97,9 @@ def json_reply(value, status=200):
 
 
 def error_reply(error):
-    """What OSWorld's server answers to a request that failed."""
-    return json_reply({"status": "error", "message": str(error), **error.more}, error.status)
+    """What OSWorld's server answers to a request that failed: some of its routes have `message`, others `error`."""
+    text = str(error)
+    return json_reply({"status": "error", "message": text, "error": text, **error.more}, error.status)
 
 
 def parse_head(data):

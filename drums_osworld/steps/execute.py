@@ -6,7 +6,9 @@ not be there, and wrong for a set-up that its task rests on. The rule here:
 - a command that fails is noted in the episode's report, and set-up goes on;
 - a command that calls `sudo` is trusted provisioning, asked for because the task cannot be right without it: when it
   fails, `SetupFailed`. `sudo su` is none: it changes nothing, it only starts a shell as somebody else;
-- a desktop that cannot be asked is a `GuestError` in any case.
+- a program that is not there (no shell's 127) fails the set-up, as the image lacks what the task calls; in a
+  `postconfig` it is noted, as the agent may have removed it;
+- a desktop that cannot be asked is a `GuestError` in any case, and so is a command that does not end in time.
 
 `stdout` and `stderr` name files that a checker reads later (OSWorld's `cache_file`). With `until` the command is
 repeated until its result matches.
@@ -20,10 +22,11 @@ from collections.abc import Mapping
 import attrs
 import trio
 
-from drums.errors import ConfigError, SetupFailed
+from drums.errors import ConfigError, GuestError, SetupFailed
 from drums_core.abc import CommandResult, Step, StepContext
 from drums_core.hookspecs import RegisterStep, hookimpl
 from drums_core.model import Json
+from drums_osworld.steps.absent import goes_on_without
 from drums_osworld.steps.parameters import NO, Command, Flag, structure
 from drums_osworld.steps.placeholders import fill
 
@@ -94,7 +97,13 @@ class Execute:
         command = (
             fill(value, context.screen) if isinstance(value, str) else tuple(fill(x, context.screen) for x in value)
         )
-        result = await self._repeat(context, command, parameters)
+        try:
+            result = await self._repeat(context, command, parameters)
+        except GuestError as e:
+            if not goes_on_without(context, e):
+                raise
+            context.note(f"{self._type}: {e.message}")
+            return  # and keeps no output, as in OSWorld: a checker that wants it has no score
         for name, text in ((parameters.stdout, result.output), (parameters.stderr, result.error)):
             if name:
                 context.keep_output(name, text)
