@@ -96,6 +96,32 @@ def _leash() -> None:
         os._exit(3)  # it closed before the kernel was asked to tell
 
 
+def _guard_archives() -> None:
+    """Let no member of a tar archive leave the folder that it is unpacked to: the expected files are beside it.
+
+    Python's own filter `data` is not enough: before 3.11.13 and 3.12.11 it takes a link whose real path is too long for
+    the system for one that stays inside (CVE-2025-4517). A link to a neighbour leads nowhere else, however many follow
+    one another; one with more than a name is refused. Before 3.11.4 tarfile has no filters, and unpacks nothing here.
+    """
+    archive: Any = tarfile.TarFile
+    if not hasattr(tarfile, "data_filter"):
+        archive.extractall = archive.extract = _refuse
+        return
+
+    def kept_inside(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
+        if member.issym() and ("/" in member.linkname or member.linkname in ("", ".", "..")):
+            raise tarfile.LinkOutsideDestinationError(member, path)
+        return tarfile.data_filter(member, path)
+
+    archive.extraction_filter = staticmethod(kept_inside)
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise RuntimeError(
+        "this Python's tarfile has no filters, 3.11.4 is needed: no archive of the desktop's is unpacked"
+    )
+
+
 def main() -> None:
     """Serve the one request."""
     fd, go = int(sys.argv[1]), int(sys.argv[2])
@@ -105,9 +131,7 @@ def main() -> None:
         importlib.import_module(name)
     # Python ignores it, and a file that is too large would then be an error that checkers swallow into a 0.
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    if hasattr(tarfile, "data_filter"):
-        # The default from Python 3.14 on: no member leaves the folder that an archive is unpacked to.
-        tarfile.TarFile.extraction_filter = staticmethod(tarfile.data_filter)
+    _guard_archives()
     os.write(fd, b" ")
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
