@@ -44,6 +44,9 @@ out = {
     "io_uring_enter": call(426, 0, 0, 0, 0, 0, 0),
     "io_uring_register": call(427, 0, 0, 0, 0),
     "bpf": call(321, 0, 0, 0),
+    "add_key": call(248, 0, 0, 0, 0, -3),
+    "request_key": call(249, 0, 0, 0, 0),
+    "keyctl": call(250, 0, -3, 0),
     "socket vsock": call(41, 40, 1, 0),
     "socketpair vsock": call(53, 40, 1, 0, 0),
     "socket vsock, high bits": call(41, (1 << 40) | 40, 1, 0),
@@ -66,6 +69,9 @@ REFUSED = {
     "io_uring_enter": errno.ENOSYS,
     "io_uring_register": errno.ENOSYS,
     "bpf": errno.EPERM,
+    "add_key": errno.EPERM,
+    "request_key": errno.EPERM,
+    "keyctl": errno.EPERM,
     "socket vsock": errno.EAFNOSUPPORT,
     "socketpair vsock": errno.EAFNOSUPPORT,
     "socket vsock, high bits": errno.EAFNOSUPPORT,
@@ -137,6 +143,7 @@ def test_the_calls_are_refused_by_the_filter_alone() -> None:
     done = subprocess.run([sys.executable, "-I", "-c", CALLS], capture_output=True, text=True, check=True)
     without = json.loads(done.stdout)
     assert without["clone3"] != errno.ENOSYS and without["io_uring_register"] != errno.ENOSYS
+    assert errno.EPERM not in {without[x] for x in ("add_key", "request_key", "keyctl")}
     if os.geteuid() == 0:
         assert without["clone new user"] == without["unshare user"] == 0
 

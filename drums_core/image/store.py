@@ -25,6 +25,7 @@ from drums_core.image.software import Software
 from drums_core.image.tree_digest import digest_rootfs
 from drums_core.sys.overlay import Layer
 from drums_core.sys.removal import remove_tree
+from drums_core.sys.seccomp import desktop_filter
 
 ROOTFS = "rootfs"
 RECORD = "image.json"
@@ -49,16 +50,21 @@ class Image:
         return Layer(self.path / ROOTFS, shifted=False)
 
     def golden_id(self) -> str | None:
-        """Its golden checkpoint's id, if one was made."""
+        """Its golden checkpoint's id, if one was made whose processes have the filter that desktops have now."""
         try:
             document = json.loads((self.path / GOLDEN).read_bytes())
         except FileNotFoundError:
             return None
-        return str(document["checkpoint"])
+        return str(document["checkpoint"]) if document.get("seccomp") == _filter_digest() else None
 
     def set_golden(self, checkpoint: str) -> None:
         """Record its golden checkpoint."""
-        write_json(self.path / GOLDEN, {"checkpoint": checkpoint})
+        write_json(self.path / GOLDEN, {"checkpoint": checkpoint, "seccomp": _filter_digest()})
+
+
+def _filter_digest() -> str:
+    """Of the filter, which processes keep when they are restored."""
+    return hashlib.sha256(desktop_filter()).hexdigest()
 
 
 def inputs_digest(name: str, software: Sequence[Software] = ()) -> str:

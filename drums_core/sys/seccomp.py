@@ -1,8 +1,9 @@
 """The seccomp filter of desktops and workers, as classic BPF.
 
 A desktop's filter refuses what CRIU cannot dump or a network namespace does not contain: new user namespaces
-(their children would nest), io_uring, AF_VSOCK sockets and bpf. Sources: seccomp(2), linux/filter.h,
-`struct seccomp_data` (nr at 0, arch at 4, args[i] at 16 + 8 i).
+(their children would nest), io_uring, AF_VSOCK sockets and bpf; and key rings, which no namespace holds: desktops see
+each other's keys there. Sources: seccomp(2), keyrings(7), linux/filter.h, `struct seccomp_data` (nr at 0, arch at 4,
+args[i] at 16 + 8 i).
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ _AUDIT_ARCH_X86_64 = 0xC000003E
 _X32_BIT = 0x40000000
 _CLONE_NEWUSER = 0x10000000
 _AF_VSOCK = 40
-_NR = {"socket": 41, "clone": 56, "unshare": 272, "bpf": 321, "socketpair": 53, "clone3": 435}
+_NR = {"socket": 41, "clone": 56, "unshare": 272, "socketpair": 53, "clone3": 435}
 _IO_URING = (425, 426, 427)
+_FORBIDDEN = (321, 248, 249, 250)  # bpf; add_key, request_key, keyctl
 _LOAD, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW = 0x7FFF0000
 _NR_OFFSET, _ARCH_OFFSET, _ARG0_OFFSET = 0, 4, 16
@@ -44,7 +46,8 @@ def desktop_filter() -> bytes:
     ]
     for number in _IO_URING:
         out += [_instruction(_JEQ, number, 0, 1), _refuse(errno.ENOSYS)]
-    out += [_instruction(_JEQ, _NR["bpf"], 0, 1), _refuse(errno.EPERM)]
+    for number in _FORBIDDEN:
+        out += [_instruction(_JEQ, number, 0, 1), _refuse(errno.EPERM)]
     for call in ("clone", "unshare"):
         out += [
             _instruction(_JEQ, _NR[call], 0, 4),
