@@ -10,9 +10,11 @@ from __future__ import annotations
 import enum
 import json
 import math
+import os
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -20,6 +22,7 @@ import structlog
 import trio
 
 from drums.errors import CheckerError, CheckpointError, DesktopError, DrumsError, DumpError
+from drums_core.checkpoint import UPPER
 from drums_core.desktop import Desktop, in_thread
 from drums_core.durable import locked
 from drums_core.end_states import EndState
@@ -296,11 +299,12 @@ async def open_copy(slot: Slot, *, keep: bool = False) -> AsyncIterator[Copy]:
     try:
         checkpoint = await slot.snapshot(keep=keep)
     except DumpError as e:
+        cause, seen = await trio.to_thread.run_sync(_cause_of_refusal, slot, e)
         raise CheckerError(
             f"the desktop cannot be copied, so it is not graded: {e.message}",
             hint="verify(in_place=True) grades the desktop itself",
-            cause=_cause_of_refusal(slot, e),
-            evidence=[str(e.facts.get("log_excerpt") or e.message)[-1000:]],
+            cause=cause,
+            evidence=[str(e.facts.get("log_excerpt") or e.message)[-1000:], *seen],
         ) from e
     whole = opened = False
     try:
@@ -369,6 +373,29 @@ async def _restored(host: Host, checkpoint: Checkpoint, state: EndState) -> Asyn
                     _log.exception("a graded copy could not be removed whole", slot=state.slot)
 
 
-def _cause_of_refusal(slot: Slot, error: DumpError) -> Cause:
-    """Who is behind a dump that CRIU refused: it is about what the programs in the desktop do."""
-    return Cause.AGENT if slot.has_acted and not error.facts.get("interrupted") else Cause.INFRASTRUCTURE
+def _cause_of_refusal(slot: Slot, error: DumpError) -> tuple[Cause, list[str]]:
+    """Who is behind a dump that failed, with what shows it: the programs in the desktop, or a lack of room on the host.
+
+    Nothing limits a desktop's files, so one can take the room of all. What lacks room is its own doing where it would
+    have it without the files that it has written. Blocks.
+    """
+    desktop = slot.desktop
+    if not slot.has_acted or error.facts.get("interrupted") or desktop is None:
+        return Cause.INFRASTRUCTURE, []
+    written = _bytes_below(desktop.folder / UPPER)
+    space = os.statvfs(desktop.folder)
+    free, memory = space.f_bavail * space.f_frsize, desktop.cgroup.memory_in_use()
+    if free >= memory + written:
+        return Cause.AGENT, []
+    seen = f"the host has {free >> 20} MiB left for a copy; the desktop has written {written >> 20} MiB of files"
+    return (Cause.AGENT if free + written >= memory else Cause.INFRASTRUCTURE), [seen]
+
+
+def _bytes_below(folder: Path) -> int:
+    """What the files in a folder take on disk; one that goes meanwhile takes nothing."""
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(path, name)).st_blocks * 512
+    return total
