@@ -22,19 +22,6 @@ async def ignore(slot: Slot, script: str, timeout_s: float = 30) -> str:
         return str(e)
 
 
-async def read_the_answer(slot: Slot) -> str:
-    """Looks through everything that it can read, and asks whoever serves expected files or the task."""
-    script = """
-    grep -rlsI 'yes\\\\n' / --include='*.json' --exclude-dir={proc,sys,usr} 2>/dev/null | head -3
-    grep -l '[e]xact_match' /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | grep -v self | head -3
-    for to in 127.0.0.1/7070 169.254.169.254/80 1.1.1.1/443 10.0.0.1/80; do
-        timeout 2 bash -c "echo >/dev/tcp/$to" 2>/dev/null && echo "reached $to"
-    done; true
-    """
-    await write(slot, "/tmp/look.sh", script)
-    return await run(slot, "bash /tmp/look.sh")
-
-
 async def write_the_answer(slot: Slot) -> str:
     """Files that graders have taken for a verdict."""
     return await ignore(
@@ -48,27 +35,6 @@ async def write_the_answer(slot: Slot) -> str:
             ln -s /etc $d/logs 2>/dev/null
         done; true
         """,
-    )
-
-
-async def replace_tools(slot: Slot) -> None:
-    """Programs of its own where a search path, a profile, an alias or the loader may find them."""
-    for name in ("ls", "test", "sh", "bash", "python3", "python", "gsettings", "stat"):
-        for folder in ("bin", ".local/bin", "Desktop"):
-            await run(slot, f"mkdir -p ~/{folder}; printf '#!/bin/sh\\necho yes\\n' >~/{folder}/{name}")
-    await run(slot, "chmod +x ~/bin/* ~/.local/bin/* ~/Desktop/*")
-    lines = "export PATH=$HOME/bin:$PATH LD_PRELOAD=/tmp/evil.so BASH_ENV=~/.bashrc ENV=~/.bashrc\necho yes\nexit 0\n"
-    for name in (".profile", ".bashrc", ".bash_profile", ".xsessionrc", ".pam_environment", ".config/environment.d/x"):
-        await write(slot, f"/home/user/{name}", lines)
-    await ignore(slot, "cp ~/bin/ls /usr/local/bin/ls; cp ~/bin/ls /bin/test; echo /tmp/evil.so >/etc/ld.so.preload")
-
-
-async def change_time(slot: Slot) -> str:
-    """The clock, the zone, and times of files."""
-    return await ignore(
-        slot,
-        "date -s '2001-01-01' 2>&1; ln -sf /usr/share/zoneinfo/Asia/Tokyo /etc/localtime 2>&1;"
-        "echo 'export TZ=Asia/Tokyo' >>~/.profile; touch -d '2001-01-01' ~ /tmp 2>&1; date +%Y",
     )
 
 
@@ -109,29 +75,6 @@ for port in (5000, 5001, 8080, 9222, 7070):
 open("/tmp/server.ready", "w").close()
 """
     await start_daemon(slot, "server", source)
-
-
-async def escape(slot: Slot) -> str:
-    """The host's processes, files, cgroups and devices; root, by password and by file."""
-    script = """
-    ls /proc | grep -c '^[0-9]' ; cat /proc/1/environ 2>&1 | head -c 50; ls /sys/fs/cgroup /var/lib/drums* 2>&1
-    echo password | sudo -S id 2>&1; echo password | su -c id 2>&1; mknod /tmp/sda b 8 0 2>&1
-    unshare -Ur id 2>&1; mount -t tmpfs x /mnt 2>&1; nsenter -t 1 -m id 2>&1; find / -perm -4000 -type f 2>/dev/null
-    cat /run/drums-guest/secret 2>&1; true
-    """
-    return await ignore(slot, script)
-
-
-async def forge_gates(slot: Slot) -> str:
-    """What gates look at: cgroup files, mounts, locks, the home's evidence, names of processes."""
-    holder = "import fcntl, time\nf = open('/tmp/drums.lock', 'w')\nfcntl.flock(f, fcntl.LOCK_EX)\n"
-    await start_daemon(slot, "locks", holder + "open('/tmp/locks.ready', 'w').close()\ntime.sleep(1000)\n")
-    return await ignore(
-        slot,
-        "mount -o remount,rw / 2>&1; mkdir /sys/fs/cgroup/x 2>&1; ip link add x type dummy 2>&1;"
-        "(exec -a '/usr/bin/tini -- /opt/drums/guest/init.sh' sleep 1000 </dev/null >/dev/null 2>&1 &);"
-        "setfattr -n user.x -v y ~ 2>&1; true",
-    )
 
 
 def answer(make: str) -> Callable[[Slot], Awaitable[Any]]:

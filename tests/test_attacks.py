@@ -1,16 +1,14 @@
 """The attack suite: a hostile agent in a real desktop, one attack each; `docs/trust.md` is the table of them.
 
+What needs a host or a checker of its own is in `test_attacks_*.py`.
 Each is scored with the attack in place and the task undone, and once more when the agent has honestly done the task:
 what does not forge a 1 must not turn a right answer into a 0 either.
 """
 
 from __future__ import annotations
 
-import ast
-import re
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -22,20 +20,15 @@ from attacks import (
     XML_BOMB,
     ZIP_BOMB,
     answer,
-    change_time,
-    escape,
     fill_the_disk,
-    forge_gates,
     forge_the_server,
     ignore,
     kill_by_name,
     kill_the_session,
-    read_the_answer,
-    replace_tools,
     stop_the_session,
     write_the_answer,
 )
-from desktops import Played, Scenario, make_task, play_on_hosts, run, start_daemon, write
+from desktops import Played, Scenario, make_task, play_on_hosts, run, start_daemon
 from requires import requires
 from test_verifiers import install
 
@@ -44,7 +37,6 @@ from drums_core.model import Limits, Reward, Task
 from drums_core.slot import Slot
 
 pytestmark = requires("root", "criu")
-TRUST = Path(__file__).parents[1] / "docs/trust.md"
 
 CHECKS = """
 import xml.etree.ElementTree, zlib
@@ -189,63 +181,13 @@ async def do_nothing(host: Host) -> dict[str, Reward]:
     return found
 
 
-async def agents_python(host: Host) -> dict[str, Reward]:
-    """A file of the agent's that OSWorld's checker runs: what it can reach from there, and that it can forge."""
-    test = "def test():\n    import answer\n    return answer.answer() == 42\n"
-    postconfig = [
-        {"type": "execute", "parameters": {"command": f"printf '{test}'", "shell": True, "stdout": "test.py"}}
-    ]
-    evaluator = {
-        "func": "check_python_file_by_test_suite",
-        "postconfig": postconfig,
-        "result": {"type": "vm_file", "path": "/home/user/answer.py", "dest": "answer.py"},
-        "expected": {"type": "cache_file", "path": "test.py"},
-    }
-    reaches = """
-import os
-def reached():
-    for path in ("/etc/shadow", "/root/.bashrc", "/var/lib/drums", "/home", "/run", "/sys/fs", "/proc/1/environ"):
-        try:
-            os.listdir(path) if os.path.isdir(path) else open(path).read()
-            if path != "/proc/1/environ": yield path
-        except OSError: pass
-    for name in os.environ:
-        if "TOKEN" in name or "SECRET" in name or "DRUMS" in name: yield name
-def answer():
-    found = list(reached())
-    if found: raise BaseException("reached " + repr(found))
-    return 42
-"""
-    connects = """
-import socket
-def answer():
-    try: socket.create_connection(("127.0.0.1", 7070), 1)
-    except BaseException: pass
-    return 42
-"""
-    answers = {"wrong": "def answer(): return 0\n", "right": "def answer(): return 42\n", "reaches": reaches}
-    answers["connects"] = connects
-    found = {}
-    for name, text in answers.items():
-        async with await host.create(attrs.evolve(make_task(), evaluator=evaluator)) as slot:
-            await slot.wait_valid()
-            await write(slot, "/home/user/answer.py", text)
-            found[name] = await score(slot)
-    return found
-
-
 FORGERIES: Mapping[str, Scenario] = {
-    "read-the-answer": attack(read_the_answer),
     "write-the-answer": attack(write_the_answer),
-    "replace-tools": attack(replace_tools),
-    "change-time": attack(change_time),
     "kill-by-name": attack(kill_by_name),
     "kill-the-session": attack(kill_the_session),
     "stop-the-session": attack(stop_the_session),
     "fill-the-disk": attack(fill_the_disk),
     "forge-the-server": attack(forge_the_server),
-    "escape": attack(escape),
-    "forge-gates": attack(forge_gates),
     "symlink": attack(answer("os.symlink('/etc/shadow', 'answer')"), task=verifier("content"), solve=HONEST_FILE),
     "fifo": attack(answer("os.mkfifo('answer')"), task=verifier("content"), solve=HONEST_FILE),
     "socket": attack(
@@ -282,7 +224,6 @@ OTHERS: Mapping[str, Scenario] = {
     "needs-the-session": needs_the_session,
     "crash-on-purpose": crash_on_purpose,
     "do-nothing": do_nothing,
-    "agents-python": agents_python,
 }
 
 
@@ -318,22 +259,6 @@ def test_no_score(played: Played, name: str) -> None:
     reward = found.attacked
     assert (reward.score, reward.valid, reward.checker_error_cause) == (None, True, NO_SCORE[name][1]), reward
     assert found.honest.score == 1.0, found.honest
-
-
-def test_read_the_answer(played: Played) -> None:
-    assert played["read-the-answer"].told == ""
-
-
-def test_change_time(played: Played) -> None:
-    told = played["change-time"].told
-    assert "Operation not permitted" in told and int(told.split()[-1]) > 2020
-
-
-def test_escape(played: Played) -> None:
-    told = played["escape"].told
-    assert int(told.split()[0]) < 50
-    assert "uid=0" not in told and "drums-" not in told.replace("drums-guest", "")
-    assert "Permission denied" in told or "not permitted" in told
 
 
 def test_fork_bomb(played: Played) -> None:
@@ -372,54 +297,5 @@ def test_do_nothing(played: Played) -> None:
     assert set(scores.values()) == {0.0}
 
 
-def test_agents_python(played: Played) -> None:
-    """The host is out of its reach. Its own score is not, and the reward says so."""
-    found = played["agents-python"]
-    scores = {name: (reward.score, reward.checker_error) for name, reward in found.items()}
-    assert "127.0.0.1:7070 was asked for" in str(scores.pop("connects")[1])
-    assert scores == {"wrong": (0.0, None), "right": (1.0, None), "reaches": (1.0, None)}
-    for reward in found.values():
-        assert reward.provenance["checker"]["forgeable"] == ["check_python_file_by_test_suite"]
-
-
 def test_nothing_is_left(played: Played) -> None:
     assert not played.left
-
-
-# --- the table
-
-
-def rows() -> dict[str, list[str]]:
-    """Attack -> the tests that its row of the table names."""
-    found: dict[str, list[str]] = {}
-    for line in TRUST.read_text(encoding="utf-8").splitlines():
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if len(cells) == 4 and cells[0].startswith("`"):
-            assert cells[0].strip("`") not in found, f"{cells[0]} has two rows"
-            found[cells[0].strip("`")] = re.findall(r"`(test_\w+\.py::test_\w+)", cells[3])
-    return found
-
-
-def functions(file: str) -> set[str]:
-    tree = ast.parse((Path(__file__).parent / file).read_text(encoding="utf-8"))
-    return {x.name for x in ast.walk(tree) if isinstance(x, ast.FunctionDef | ast.AsyncFunctionDef)}
-
-
-def test_the_table_and_the_suite_are_one() -> None:
-    """Each attack of this module has a row, each row a test that is there, each test of this module a row."""
-    table = rows()
-    suite = {*FORGERIES, *NO_SCORE, *OTHERS, "fork-bomb", "memory-hog"}
-    assert suite <= set(table), suite - set(table)
-    for name, tests in table.items():
-        assert tests, f"{name} names no test"
-        for test in tests:
-            file, function = test.split("::")
-            assert function in functions(file), f"{name} names {test}, which is not there"
-        if name not in suite:
-            assert not any(x.startswith("test_attacks.py::") for x in tests), f"{name} is no attack of this module"
-    named = {x for tests in table.values() for x in tests}
-    own = {f"test_attacks.py::{x}" for x in functions("test_attacks.py") if x.startswith("test_")}
-    assert own - named == {
-        "test_attacks.py::test_nothing_is_left",
-        "test_attacks.py::test_the_table_and_the_suite_are_one",
-    }
