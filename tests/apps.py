@@ -143,6 +143,9 @@ server.server2.userName "nobody"
 server.server2.directory-rel "[ProfD]Mail/Local Folders"
 END
 """
+_FILM = "ffmpeg -v error -f lavfi -i testsrc=s=640x360:r=10:d=600 -preset ultrafast -pix_fmt yuv420p ~/film.mp4"
+_PLAYER = _launched("vlc", "--no-audio", "--no-video-title-show", "/home/user/film.mp4")
+_STATUS = "curl -s -u :password http://127.0.0.1:8080/requests/status.xml"
 _HTML = "<title>A page</title><h1>Hello</h1>"
 _CDP = "curl -s http://127.0.0.1:1337/json"
 
@@ -191,13 +194,22 @@ APPS: Mapping[str, App] = {
         react="xdotool key ctrl+t",
     ),
     "vlc": App(
-        prepare="ffmpeg -v error -f lavfi -i testsrc=size=640x360:rate=10:duration=600 -pix_fmt yuv420p ~/film.mp4",
-        opens=_launched("vlc", "--no-audio", "--no-video-title-show", "/home/user/film.mp4"),
+        prepare=_FILM,
+        opens=_PLAYER,
         title="film.mp4 - VLC media player",
-        ready="curl -s -u :password http://127.0.0.1:8080/requests/status.xml | grep -q state.playing",
-        state="curl -s -u :password http://127.0.0.1:8080/requests/status.xml | grep -o '<state>[a-z]*'",
+        ready=f"{_STATUS} | grep -q state.playing",
+        state=f"{_STATUS} | grep -o '<state>[a-z]*'",
         react="xdotool key space",
         still=False,
+    ),
+    # A film that rests, so that its picture can be compared.
+    "vlc paused": App(
+        prepare=_FILM,
+        opens=_PLAYER,
+        title="film.mp4 - VLC media player",
+        ready=f"{_STATUS}?command=pl_forcepause | grep -q state.paused",
+        state=f"{_STATUS} | grep -o '<state>[a-z]*'",
+        react="xdotool key space",
     ),
     "gimp": App(
         prepare=_DRAWN,

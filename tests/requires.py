@@ -1,7 +1,7 @@
 """What a test needs of the host: `@requires("root")`, or `pytestmark = requires("root", "criu")`.
 
 An unmet need skips the test with the reason. `DRUMS_REQUIRE=root,criu` says that the host has these: then the test
-fails instead. A need that is not known is an error in the test.
+fails instead. A need that is not known is an error in the test. `osworld` is the image of that name.
 """
 
 from __future__ import annotations
@@ -35,11 +35,27 @@ def _criu() -> str:
     return "" if on_path or prefix.exists() else f"no CRIU on PATH nor in {str(prefix)!r}"
 
 
+def _osworld() -> str:
+    """Root, and the image `osworld`; whether it is of today's recipe is for the host to say."""
+    if lack := _root():
+        return lack
+    from drums_core.config import load_config
+    from drums_core.image.store import ImageStore
+
+    images = load_config().state_dir / "images"
+    if "osworld" in ImageStore(images).names():
+        return ""
+    return f"the image 'osworld' is not in {str(images)!r}: ./run test builds it, and drums image build osworld"
+
+
 _PROBES: dict[str, Callable[[], str]] = {
     "root": functools.cache(_root),
     "userns": functools.cache(_userns),
     "criu": functools.cache(_criu),
+    "osworld": functools.cache(_osworld),
 }
+# What a need promises besides: `run` builds the images where desktops can run.
+_PROMISES = {"criu": {"osworld"}}
 
 
 class _Lack:
@@ -63,6 +79,8 @@ def requires(*needs: str) -> pytest.MarkDecorator:
     demanded = {x.strip() for x in os.environ.get("DRUMS_REQUIRE", "").split(",") if x.strip()}
     if unknown := ({*needs} | demanded) - set(_PROBES):
         raise ValueError(f"unknown test requirements {sorted(unknown)}, known are {sorted(_PROBES)}")
+    for need in tuple(demanded):
+        demanded |= _PROMISES.get(need, set())
     lacks = {need: lack for need in needs if (lack := _PROBES[need]())}
     if fatal := [f"{need}: {lack}" for need, lack in lacks.items() if need in demanded]:
         return pytest.mark.skipif(_Lack(fatal), reason="unreachable")  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """Every application of the `osworld` image with a document open: a checkpoint, four forks at once, a chain of three.
 
-All gates pass, the window's pixels are the same, and it still reacts; its parent does not react with it.
+All gates pass, the window's pixels are the same, and it still reacts; its parent does not react with it. One of them is
+in every run of the tests, the others with `./run test --all`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from requires import osworld_files, requires
 from drums_core.host import Host
 from drums_core.slot import Slot
 
-pytestmark = [requires("root", "criu"), pytest.mark.applications]
+pytestmark = requires("root", "criu", "osworld")
 
+ALWAYS = "calc"
 FORKS = 4
 # Two desktops' applications at a time: each has six desktops while it is forked.
 AT_ONCE = 2
@@ -84,7 +86,7 @@ def played(request: pytest.FixtureRequest) -> Played:
     return play(scenarios, at_once=AT_ONCE, file_mirror=files)
 
 
-@pytest.mark.parametrize("name", APPS)
+@pytest.mark.parametrize("name", [pytest.param(x, marks=() if x == ALWAYS else pytest.mark.applications) for x in APPS])
 def test_application_survives(played: Played, name: str) -> None:
     found: Survived = played[name]
     assert {copy: (x.verdict, x.reasons) for copy, x in found.outcomes.items() if x.verdict != "valid"} == {}

@@ -1,7 +1,4 @@
-"""The step `login` in the browser of the image `osworld`, at a page of the desktop's own.
-
-That image's build downloads and takes minutes, so this runs with `./run test --all` only.
-"""
+"""The step `login` in the browser of the image `osworld`, at a page of the desktop's own: `./run test --all`."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from drums_core.setup import DesktopStepContext
 from drums_osworld.steps import browser, login
 from drums_osworld.steps.login import Login
 
-pytestmark = [requires("root", "criu"), pytest.mark.applications]
+pytestmark = [requires("root", "criu", "osworld"), pytest.mark.applications]
 
 SITE = "http://127.0.0.1:8123"
 LOG = "/tmp/sign_in.log"

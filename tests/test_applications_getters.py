@@ -1,8 +1,8 @@
 """Getters that ask Chromium and VLC, in whole verifies of OSWorld's own tasks on the image `osworld`.
 
-Scored on a copy and in place, and by OSWorld's unmodified `DesktopEnv.evaluate` on the same desktop. They need that
-image, whose build downloads and takes minutes, so they run with `./run test --all` only; elsewhere stand-ins do, in
-`test_getters_on_desktops.py`. The live web is not reached: the tasks' pages are the desktop's own.
+Scored on a copy and in place, and by OSWorld's unmodified `DesktopEnv.evaluate` on the same desktop. They take minutes,
+so they run with `./run test --all` only; else stand-ins do, in `test_getters_on_desktops.py`. The live web is not
+reached: the tasks' pages are the desktop's own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from drums_osworld.catalogue import OSWorldCatalogue
 from drums_osworld.parity.comparison import Answer, ask_reference
 from drums_osworld.parity.states import State
 
-pytestmark = [requires("root", "criu"), pytest.mark.applications]
+pytestmark = [requires("root", "criu", "osworld"), pytest.mark.applications]
 
 # Of the tasks' pages: where they are here.
 WEB = "http://localhost:8123/"

@@ -17,7 +17,7 @@ from drums_core.guest_gateway import serve_guest
 from drums_core.host import Host
 from drums_core.model import SetupStep
 
-pytestmark = [requires("root", "criu"), pytest.mark.applications]
+pytestmark = requires("root", "criu", "osworld")
 
 CLIENT = Path(__file__).with_name("osworld_client.py")
 PAGES = 'for i in one two three; do printf "<title>Page $i</title>" > ~/$i.html; done'

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import requires
 from requires import osworld_files
 
 
@@ -32,3 +33,20 @@ def test_osworlds_files_are_missing(promised: None, outcome: type[BaseException]
 def test_osworlds_files_are_there(promised: None, tmp_path: Path) -> None:
     (tmp_path / "file_cache").mkdir()
     assert osworld_files(tmp_path) == tmp_path / "file_cache"
+
+
+@requires.requires("root")
+def test_an_image_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Skipped where nothing was promised; failed where desktops were. Both say what builds it."""
+    monkeypatch.setenv("DRUMS_STATE_DIR", str(tmp_path))
+    monkeypatch.setitem(requires._PROBES, "osworld", requires._osworld)
+    monkeypatch.delenv("DRUMS_REQUIRE", raising=False)
+    mark = requires.requires("osworld").mark
+    assert mark.args == (True,) and "drums image build osworld" in mark.kwargs["reason"]
+    for promise in ("criu", "root, osworld"):
+        monkeypatch.setenv("DRUMS_REQUIRE", promise)
+        with pytest.raises(AssertionError, match=r"osworld: the image 'osworld' is not in .*\./run test builds it"):
+            bool(requires.requires("osworld").mark.args[0])
+    (tmp_path / "images" / "osworld").mkdir(parents=True)
+    (tmp_path / "images" / "osworld" / "image.json").touch()
+    assert requires.requires("osworld").mark.args == (False,)
