@@ -143,6 +143,7 @@ while True:
         if stolen >= 0:
             os.write(stolen, b"yes\\n")
             os.kill(int(name), 9)
+            raise SystemExit  # once: a shell's child has the shell's line until it is another program
     time.sleep(0.002)
 """
 # Crashes later.
