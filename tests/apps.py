@@ -82,8 +82,10 @@ class App:
 
     async def pixels(self, slot: Slot) -> str:
         """A hash of its window's pixels."""
-        found = f"wmctrl -l | grep -- \"{self.title}\" | head -n 1 | cut -d' ' -f1"
-        result = await slot.execute(["sh", "-c", f'python3 -c "$1" $({found})', "-", _PIXELS])
+        # The whole list is lost where one of its windows closes meanwhile.
+        found = f'until_ \'window=$(wmctrl -l | grep -- "{self.title}" | head -n 1 | cut -d" " -f1); [ "$window" ]\''
+        script = f'{_WAIT}{found}\npython3 -c "$1" "$window"'
+        result = await slot.execute(["sh", "-c", script, "-", _PIXELS])
         assert result.returncode == 0, result
         return result.output
 

@@ -74,8 +74,9 @@ def test_playwright_drives_the_browser(env: drums.Env) -> None:
         assert page.title() == "A page" and page.inner_text("h1") == "Hello"
         page.evaluate("document.title = 'Changed from outside'")
         browser.close()
-    shown = env.execute("wmctrl -l", shell=True)["output"]
-    assert "Changed from outside - Google Chrome" in shown
+    shown = "wmctrl -l | grep -q 'Changed from outside - Google Chrome'"  # a little later
+    waited = env.execute(f"for i in $(seq 100); do {shown} && exit; sleep 0.1; done; exit 1", shell=True)
+    assert waited["returncode"] == 0, env.execute("wmctrl -l", shell=True)
 
 
 def test_vlc_tells_what_it_plays(env: drums.Env) -> None:

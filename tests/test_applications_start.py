@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import attrs
 import pytest
 from apps import APPS, OSWORLD, App
 from desktops import Played, Scenario, make_task, play, run
@@ -60,15 +59,6 @@ LOCK = (
     "gdbus call --session --dest org.gnome.ScreenSaver --object-path /org/gnome/ScreenSaver "
     "--method org.gnome.ScreenSaver.Lock"
 )
-# What says so by itself after a kill.
-ASKS = {
-    name: attrs.evolve(
-        APPS[name],
-        opens=[SetupStep("launch", {"command": ["soffice", f"/home/user/{file}"]})],
-        title="Recovery",
-    )
-    for name, file in (("calc", "NetIncome.xlsx"), ("writer", "letter.docx"), ("impress", "slides.pptx"))
-}
 TIPS = "sed -i /ShowTipOfTheDay/d ~/.config/libreoffice/4/user/registrymodifications.xcu"
 
 
@@ -91,18 +81,18 @@ async def start(slot: Slot, app: App, before: Mapping[str, str]) -> list[str]:
     return list(more.values())
 
 
-def started_twice(first: App, second: App) -> Scenario:
+def started_twice(app: App) -> Scenario:
     """What two starts showed, and how the application's state was after each."""
 
     async def scenario(host: Host) -> Any:
-        steps = first.steps()
-        async with await host.create(make_task(*steps[: len(steps) - len(first.opens)]), image="osworld") as slot:
+        steps = app.steps()
+        async with await host.create(make_task(*steps[: len(steps) - len(app.opens)]), image="osworld") as slot:
             before = await windows(slot)
-            found = {"first": await start(slot, first, before), "states": [await run(slot, first.state)]}
-            its = f'wmctrl -lp | grep -- "{first.title}"'
+            found = {"first": await start(slot, app, before), "states": [await run(slot, app.state)]}
+            its = f'wmctrl -lp | grep -- "{app.title}"'
             await run(slot, f"kill -9 $({its} | awk '{{print $3}}'); while {its}; do sleep 0.1; done; sleep 1")
-            found["second"] = await start(slot, second, before)
-            found["states"].append(await run(slot, first.state))
+            found["second"] = await start(slot, app, before)
+            found["states"].append(await run(slot, app.state))
             assert slot.episode.notes == []
             return found
 
@@ -130,7 +120,7 @@ def played(request: pytest.FixtureRequest) -> Played:
     # Those that were selected, and no others.
     here = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
     names = {item.callspec.params.get("name") for item in here if hasattr(item, "callspec")}
-    scenarios = {name: started_twice(app, ASKS.get(name, app)) for name, app in APPS.items() if name in names}
+    scenarios = {name: started_twice(app) for name, app in APPS.items() if name in names}
     scenarios |= {x.__name__: x for x in (planted, locking)}
     return play(scenarios, at_once=AT_ONCE, file_mirror=osworld_files(OSWORLD))
 
@@ -140,8 +130,7 @@ def test_an_application_is_its_one_window(played: Played, name: str) -> None:
     """At its first start, and after it was killed."""
     found = played[name]
     for start in ("first", "second"):
-        app = APPS[name] if start == "first" else ASKS.get(name, APPS[name])
-        assert len(found[start]) == 1 and re.search(app.title, found[start][0]), found
+        assert len(found[start]) == 1 and re.search(APPS[name].title, found[start][0]), found
 
 
 def test_a_browser_has_the_one_tab(played: Played) -> None:

@@ -5,6 +5,7 @@ cd /opt/drums/build
 
 # Chrome's names, as tasks' window titles and checkers know them.
 ln -sf google-chrome /usr/local/bin/google-chrome-stable
+ln -sf soffice /usr/local/bin/libreoffice
 # The kernel names the browser's processes by their file, and set-ups and checks end them by Chrome's name.
 mv /usr/lib/chromium/chromium /usr/lib/chromium/chrome
 ln -s chrome /usr/lib/chromium/chromium
