@@ -151,6 +151,15 @@ _STATUS = "curl -s -u :password http://127.0.0.1:8080/requests/status.xml"
 _HTML = "<title>A page</title><h1>Hello</h1>"
 _CDP = "curl -s http://127.0.0.1:1337/json"
 
+_VLC = App(
+    prepare=_FILM,
+    opens=_PLAYER,
+    title="film.mp4 - VLC media player",
+    ready=f"{_STATUS} | grep -q state.playing",
+    state=f"{_STATUS} | grep -o '<state>[a-z]*'",
+    react="xdotool key space",
+    still=False,
+)
 APPS: Mapping[str, App] = {
     "terminal": App(
         opens=_launched("gnome-terminal"),
@@ -195,24 +204,9 @@ APPS: Mapping[str, App] = {
         state=f"{_CDP} | jq '[.[] | select(.type == \"page\")] | length'",
         react="xdotool key ctrl+t",
     ),
-    "vlc": App(
-        prepare=_FILM,
-        opens=_PLAYER,
-        title="film.mp4 - VLC media player",
-        ready=f"{_STATUS} | grep -q state.playing",
-        state=f"{_STATUS} | grep -o '<state>[a-z]*'",
-        react="xdotool key space",
-        still=False,
-    ),
+    "vlc": _VLC,
     # A film that rests, so that its picture can be compared.
-    "vlc paused": App(
-        prepare=_FILM,
-        opens=_PLAYER,
-        title="film.mp4 - VLC media player",
-        ready=f"{_STATUS}?command=pl_forcepause | grep -q state.paused",
-        state=f"{_STATUS} | grep -o '<state>[a-z]*'",
-        react="xdotool key space",
-    ),
+    "vlc paused": attrs.evolve(_VLC, ready=f"{_STATUS}?command=pl_forcepause | grep -q state.paused", still=True),
     "gimp": App(
         prepare=_DRAWN,
         opens=_launched("gimp", "/home/user/picture.png"),

@@ -7,7 +7,6 @@ what does not forge a 1 must not turn a right answer into a 0 either.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +29,7 @@ from attacks import (
 )
 from desktops import Played, Scenario, make_task, play_on_hosts, run, start_daemon
 from requires import requires
-from test_verifiers import install
+from test_verifiers import install, packages_folder
 
 from drums_core.host import Host
 from drums_core.model import Limits, Reward, Task
@@ -229,19 +228,15 @@ OTHERS: Mapping[str, Scenario] = {
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
-    folder = tmp_path_factory.mktemp("packages")
-    for path in (folder, *folder.parents[:2]):
-        path.chmod(0o755)
-    install(folder, "attack-checks", {"attack_checks": "attack_checks_module"}, {"attack_checks_module.py": CHECKS})
-    sys.path.append(str(folder))
-    scenarios = {**FORGERIES, **OTHERS, **{name: scenario for name, (scenario, _) in NO_SCORE.items()}}
-    hosts: Sequence[tuple[Mapping[str, Scenario], Mapping[str, Any]]] = [
-        (scenarios, {}),
-        ({"fork-bomb": fork_bomb}, {"limits": Limits(pids=160)}),
-        ({"memory-hog": memory_hog}, {"limits": Limits(memory_bytes=512 << 20)}),
-    ]
-    yield play_on_hosts(hosts)
-    sys.path.remove(str(folder))
+    with packages_folder(tmp_path_factory) as folder:
+        install(folder, "attack-checks", {"attack_checks": "attack_checks_module"}, {"attack_checks_module.py": CHECKS})
+        scenarios = {**FORGERIES, **OTHERS, **{name: scenario for name, (scenario, _) in NO_SCORE.items()}}
+        hosts: Sequence[tuple[Mapping[str, Scenario], Mapping[str, Any]]] = [
+            (scenarios, {}),
+            ({"fork-bomb": fork_bomb}, {"limits": Limits(pids=160)}),
+            ({"memory-hog": memory_hog}, {"limits": Limits(memory_bytes=512 << 20)}),
+        ]
+        yield play_on_hosts(hosts)
 
 
 @pytest.mark.parametrize("name", FORGERIES)

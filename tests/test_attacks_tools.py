@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from requires import requires
 from test_attacks import Found, score
-from test_verifiers import install
+from test_verifiers import install, packages_folder
 
 from drums_core.host import Host
 from drums_core.model import Task
@@ -189,13 +188,9 @@ SCENARIOS: Mapping[str, Scenario] = {
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
-    folder = tmp_path_factory.mktemp("packages")
-    for path in (folder, *folder.parents[:2]):
-        path.chmod(0o755)
-    install(folder, "tool-checks", {"tool_checks": "tool_checks_module"}, {"tool_checks_module.py": CHECKS})
-    sys.path.append(str(folder))
-    yield play(SCENARIOS)
-    sys.path.remove(str(folder))
+    with packages_folder(tmp_path_factory) as folder:
+        install(folder, "tool-checks", {"tool_checks": "tool_checks_module"}, {"tool_checks_module.py": CHECKS})
+        yield play(SCENARIOS)
 
 
 def assert_no_forgery(found: Found) -> None:

@@ -15,7 +15,7 @@ import trio
 from attacks import COUNTER, THIEF
 from desktops import Played, Scenario, make_task, play, play_on_hosts, run, start_daemon, write
 from requires import requires
-from test_verifiers import install
+from test_verifiers import install, packages_folder
 
 from drums.errors import CheckerError
 from drums_core.copies import Copy, Living, open_copy
@@ -321,13 +321,9 @@ SCENARIOS: Sequence[Scenario] = (
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The verifiers of this module, as an installed package."""
-    folder = tmp_path_factory.mktemp("packages")
-    for path in (folder, *folder.parents[:2]):
-        path.chmod(0o755)
-    install(folder, "copy-checks", {"copy_checks": "copy_checks_module"}, {"copy_checks_module.py": CHECKS})
-    sys.path.append(str(folder))
-    yield
-    sys.path.remove(str(folder))
+    with packages_folder(tmp_path_factory) as folder:
+        install(folder, "copy-checks", {"copy_checks": "copy_checks_module"}, {"copy_checks_module.py": CHECKS})
+        yield
 
 
 @pytest.fixture(scope="module")

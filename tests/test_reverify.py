@@ -15,7 +15,7 @@ import pytest
 import trio
 from desktops import Played, Scenario, make_task, play_on_hosts, run
 from requires import requires
-from test_verifiers import install
+from test_verifiers import install, packages_folder
 
 from drums.errors import (
     CheckerChanged,
@@ -214,16 +214,12 @@ PACKAGES: list[Path] = []
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The verifiers of this module, as installed packages."""
-    folder = tmp_path_factory.mktemp("packages")
-    for path in (folder, *folder.parents[:2]):
-        path.chmod(0o755)
-    install(folder, "again-checks", {"again_checks": "again_checks_module"}, {"again_checks_module.py": CHECKS})
-    changing = {"changing_checks_module.py": "def answer(desktop, task):\n    return 0.75\n"}
-    install(folder, "changing-checks", {"changing_checks": "changing_checks_module"}, changing)
-    sys.path.append(str(folder))
-    PACKAGES[:] = [folder]
-    yield folder
-    sys.path.remove(str(folder))
+    with packages_folder(tmp_path_factory) as folder:
+        install(folder, "again-checks", {"again_checks": "again_checks_module"}, {"again_checks_module.py": CHECKS})
+        changing = {"changing_checks_module.py": "def answer(desktop, task):\n    return 0.75\n"}
+        install(folder, "changing-checks", {"changing_checks": "changing_checks_module"}, changing)
+        PACKAGES[:] = [folder]
+        yield folder
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,19 @@ def install(
     for path, text in files.items():
         (site / path).parent.mkdir(parents=True, exist_ok=True)
         (site / path).write_text(text)
+
+
+@contextmanager
+def packages_folder(factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder that workers may read, and in which this process looks for packages until the end of the block."""
+    folder = factory.mktemp("packages")
+    for path in (folder, *folder.parents[:2]):
+        path.chmod(0o755)
+    sys.path.append(str(folder))
+    try:
+        yield folder
+    finally:
+        sys.path.remove(str(folder))
 
 
 @pytest.fixture
