@@ -5,7 +5,6 @@ cd /opt/drums/build
 
 # Chrome's names, as tasks' window titles and checkers know them.
 ln -sf google-chrome /usr/local/bin/google-chrome-stable
-ln -sf soffice /usr/local/bin/libreoffice
 # The kernel names the browser's processes by their file, and set-ups and checks end them by Chrome's name.
 mv /usr/lib/chromium/chromium /usr/lib/chromium/chrome
 ln -s chrome /usr/lib/chromium/chromium
@@ -16,6 +15,9 @@ sed -e 's/^Name=.*/Name=Google Chrome/' -e 's#^Exec=/usr/bin/chromium#Exec=/usr/
     $applications/chromium.desktop >$applications/google-chrome.desktop
 sed -i -e '/^NoDisplay/d' -e 's/^\[Desktop Entry\]/&\nNoDisplay=true/' $applications/chromium.desktop
 python3 rename_chromium.py /usr/lib/chromium/locales/en-US.pak
+
+# LibreOffice's other name.
+ln -sf soffice /usr/local/bin/libreoffice
 
 # A gradient by rows, so that a screenshot of it is small.
 python3 wallpaper.py /usr/share/backgrounds/drums.png
